@@ -1,0 +1,306 @@
+"""Fact records: what is known of a GPU, a model, a library, each with its source. Frozen; loaded by `memc.facts`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Component(StrEnum):
+    """Part of a model that parameters are counted by."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    NORM = "norm"
+    HEAD = "head"
+
+
+class NormKind(StrEnum):
+    """How a normalisation is computed, which decides what it keeps for backward.
+
+    `rms`: Llama style, weight * (x in fp32 normalised).to(dtype). `rms_fp32_weight`: Gemma style, (x in fp32
+    normalised) * (1 + weight in fp32), cast afterwards. `layer`: torch LayerNorm.
+    """
+
+    RMS = "rms"
+    RMS_FP32_WEIGHT = "rms_fp32_weight"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """One linear module of a block.
+
+    Attributes:
+        name: Module name, for example ``q_proj``; what a LoRA target names.
+        component: What its parameters are counted under.
+        in_features: Input width.
+        out_features: Output width.
+        bias: Whether it has a bias vector of `out_features`.
+        reads: Name of the tensor it reads; linears that read the same tensor share the saved input. One of
+            ``attention_input``, ``attention_output``, ``mlp_input``, ``mlp_product`` (or a family's own name).
+    """
+
+    name: str
+    component: Component
+    in_features: int
+    out_features: int
+    bias: bool
+    reads: str
+
+    @property
+    def weight_params(self) -> int:
+        """Elements of the weight matrix."""
+        return self.in_features * self.out_features
+
+    @property
+    def params(self) -> int:
+        """Elements of weight and bias."""
+        return self.weight_params + (self.out_features if self.bias else 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm:
+    """One normalisation of a block (or the final one).
+
+    Attributes:
+        name: Module name, for example ``input_layernorm``.
+        kind: How it is computed.
+        size: Width that one row is normalised over.
+        rows: Rows per token (1 on the residual stream, the number of heads for a per-head q/k norm).
+        params: Elements of its weight (and bias).
+        feeds: Name of the tensor it writes when a linear reads it (``attention_input``), else empty (a q/k norm, or
+            a post-norm whose output only joins the residual stream).
+    """
+
+    name: str
+    kind: NormKind
+    size: int
+    rows: int
+    params: int
+    feeds: str
+
+    @property
+    def width(self) -> int:
+        """Elements per token that pass through it."""
+        return self.size * self.rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionFacts:
+    """Shape of one attention module.
+
+    Attributes:
+        heads: Query heads.
+        kv_heads: Key/value heads.
+        head_dim: Width of one head.
+        sliding_window: Tokens that one query sees; None when it sees all.
+        logit_softcap: Cap on attention logits (forces eager attention in transformers); None without one.
+        fused_qkv: Whether one linear produces q, k and v together.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    logit_softcap: float | None
+    fused_qkv: bool
+
+    @property
+    def query_width(self) -> int:
+        """heads x head_dim."""
+        return self.heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """kv_heads x head_dim."""
+        return self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlpFacts:
+    """Shape of one feed-forward module.
+
+    Attributes:
+        intermediate: Inner width.
+        gated: Whether act(gate) * up (three matrices) rather than act(up) (two).
+        fused_gate_up: Whether one linear produces gate and up together.
+        activation: Name of the activation function, as in the config (``silu``, ``gelu_pytorch_tanh``).
+    """
+
+    intermediate: int
+    gated: bool
+    fused_gate_up: bool
+    activation: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One repeated layer.
+
+    Attributes:
+        layer_class: Class name of the layer module (what FSDP wraps).
+        linears: In forward order.
+        norms: In forward order.
+        attention: Its attention.
+        mlp: Its feed-forward part.
+    """
+
+    layer_class: str
+    linears: tuple[Linear, ...]
+    norms: tuple[Norm, ...]
+    attention: AttentionFacts
+    mlp: MlpFacts
+
+    @property
+    def params(self) -> int:
+        """Elements of one layer."""
+        return sum(linear.params for linear in self.linears) + sum(norm.params for norm in self.norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockGroup:
+    """`count` layers of the same shape that follow each other."""
+
+    block: Block
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFacts:
+    """What the ledger must know of a model, from its config.json alone.
+
+    Attributes:
+        key: The name it was asked by (catalogue id, hub id), or the folder's name.
+        model_type: `model_type` of the config.
+        architecture: Class that `AutoModelForCausalLM` builds.
+        hidden_size: Width of the residual stream.
+        vocab_size: Rows of the embedding.
+        groups: The layers, in order.
+        final_norm: Norm before the head.
+        embedding_params: Elements of the input embedding (and learned position embeddings).
+        head_params: Elements of the output head; 0 when it shares the embedding's tensor.
+        tied: Whether the head shares the embedding's tensor.
+        head_bias: Whether the head has a bias.
+        logit_softcap: Cap on the output logits; None without one.
+        max_position_embeddings: Longest sequence the config allows; None when unbounded.
+        checkpoint_bytes_per_param: Bytes per element of the published weights (2 for bf16).
+        gated_hub: Whether the hub asks for an accepted licence; None when unknown.
+        source: Where the config comes from.
+        checked: ISO date of the check.
+    """
+
+    key: str
+    model_type: str
+    architecture: str
+    hidden_size: int
+    vocab_size: int
+    groups: tuple[BlockGroup, ...]
+    final_norm: Norm
+    embedding_params: int
+    head_params: int
+    tied: bool
+    head_bias: bool
+    logit_softcap: float | None
+    max_position_embeddings: int | None
+    checkpoint_bytes_per_param: int
+    gated_hub: bool | None
+    source: str
+    checked: str
+
+    @property
+    def num_layers(self) -> int:
+        """Layers over all groups."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def total_params(self) -> int:
+        """Unique elements; a tied head is counted once."""
+        layers = sum(group.block.params * group.count for group in self.groups)
+        return self.embedding_params + layers + self.final_norm.params + self.head_params
+
+    def params_by_component(self) -> dict[Component, int]:
+        """Returns unique elements by component; the values add up to `total_params`."""
+        counts = dict.fromkeys(Component, 0)
+        counts[Component.EMBEDDING] = self.embedding_params
+        counts[Component.HEAD] = self.head_params
+        counts[Component.NORM] = self.final_norm.params
+        for group in self.groups:
+            for linear in group.block.linears:
+                counts[linear.component] += linear.params * group.count
+            for norm in group.block.norms:
+                counts[Component.NORM] += norm.params * group.count
+        return counts
+
+    def linear_names(self) -> tuple[str, ...]:
+        """Returns the names of all linear modules in the blocks, each once, in forward order."""
+        names: dict[str, None] = {}
+        for group in self.groups:
+            names.update(dict.fromkeys(linear.name for linear in group.block.linears))
+        return tuple(names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuFacts:
+    """What is known of a GPU. None means unknown: a compile that needs the figure stops and names it.
+
+    Attributes:
+        key: Catalogue key, for example ``rtx-4090``.
+        name: Display name.
+        aliases: Other names people use.
+        vendor: ``nvidia`` or ``amd``.
+        architecture: Generation name.
+        compute_capability: (major, minor); None for other vendors.
+        capacity_bytes: Memory that torch sees; the smallest value observed on Linux.
+        memory_bytes_per_second: Datasheet memory bandwidth.
+        achieved_memory_bytes_per_second: Measured memory bandwidth.
+        peak_flops_per_second: Dense datasheet rate by precision (``bf16``, ``fp16``, ``tf32``, ``fp32``).
+        achieved_flops_per_second: Measured matmul rate by precision.
+        pcie_bytes_per_second: One direction.
+        nvlink_bytes_per_second: Both directions together, per GPU; 0 when there is none.
+        bf16: Whether bf16 matrix units exist.
+        flash_attention_2: Whether FlashAttention-2 supports it.
+        usd_per_hour: Median cloud price of one GPU.
+        purchase_usd: Price of one card.
+        source: Sources of the record, joined.
+        checked: ISO date of the check.
+    """
+
+    key: str
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    architecture: str
+    compute_capability: tuple[int, int] | None
+    capacity_bytes: int | None
+    memory_bytes_per_second: float | None
+    achieved_memory_bytes_per_second: float | None
+    peak_flops_per_second: dict[str, float]
+    achieved_flops_per_second: dict[str, float]
+    pcie_bytes_per_second: float | None
+    nvlink_bytes_per_second: float | None
+    bf16: bool
+    flash_attention_2: bool
+    usd_per_hour: float | None
+    purchase_usd: float | None
+    source: str
+    checked: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fact:
+    """One sourced number about a library or a machine part.
+
+    Attributes:
+        key: Dotted: file name and key, for example ``deepspeed.allgather_bucket_elements``.
+        value: The number, or a string (a version).
+        source: Where it was read or measured.
+        checked: ISO date.
+    """
+
+    key: str
+    value: int | float | str
+    source: str
+    checked: str

@@ -1,0 +1,202 @@
+"""The ledger's records: entries by account, moment, resource; peaks are the largest sum of what is alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Account(StrEnum):
+    """The accounts of one step's memory bill."""
+
+    PARAMETERS = "parameters"
+    MASTER_WEIGHTS = "master_weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    ACTIVATIONS = "activations"
+    WORKSPACE = "workspace"
+
+
+class Phase(StrEnum):
+    """What the run is doing."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    STEP = "step"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    RESUME = "resume"
+
+
+class Moment(StrEnum):
+    """An instant at which a phase can peak. A phase has one or more; its peak is the largest of them.
+
+    Backward has two candidates because it frees activations while it adds gradients, both layer by layer: what is
+    alive is linear in between, so its maximum is at the first or at the last layer it visits.
+    """
+
+    LOAD = "load"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD_FIRST_LAYER = "backward_first_layer"
+    BACKWARD_LAST_LAYER = "backward_last_layer"
+    STEP = "step"
+    EVALUATE = "evaluate"
+    SAVE = "save"
+    RESUME = "resume"
+
+    @property
+    def phase(self) -> Phase:
+        """The phase this instant belongs to."""
+        return Phase.BACKWARD if self.value.startswith("backward") else Phase(self.value)
+
+
+class Resource(StrEnum):
+    """Where bytes lie."""
+
+    GPU = "gpu"
+    HOST = "host"
+    NVME = "nvme"
+
+
+class Grade(StrEnum):
+    """How a figure is known."""
+
+    ESTIMATED = "estimated"
+    TRACED = "traced"
+    REHEARSED = "rehearsed"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One named amount of memory.
+
+    Attributes:
+        name: Kebab-case, unique within a ledger and resource, for example ``adam-moments``.
+        account: The account it is booked under.
+        resource: Where it lies.
+        bytes: Size on one GPU; on the host, of all ranks of one node together.
+        moments: When it is alive.
+        formula: The computation as text, with the numbers in it.
+        source: Where the formula comes from.
+        grade: How the figure is known.
+        in_allocator: Whether it counts as allocated by torch's caching allocator (False: context, reserve).
+        uncertainty_bytes: How far it may be off in either direction, with the reason in `uncertainty`.
+        uncertainty: What is not known about it; empty when nothing.
+    """
+
+    name: str
+    account: Account
+    resource: Resource
+    bytes: int
+    moments: frozenset[Moment]
+    formula: str
+    source: str
+    grade: Grade = Grade.ESTIMATED
+    in_allocator: bool = True
+    uncertainty_bytes: int = 0
+    uncertainty: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceLedger:
+    """The entries of one resource and what follows from them.
+
+    Attributes:
+        resource: Which one.
+        entries: All of them, in account order.
+        by_moment: Sum alive at each moment, over entries that count as allocated (all, off the GPU).
+        reserved_above_allocated_bytes: What the caching allocator holds beyond the allocated peak.
+        outside_allocator_bytes: What the card must have beyond reserved (CUDA context, NCCL).
+    """
+
+    resource: Resource
+    entries: tuple[Entry, ...]
+    by_moment: dict[Moment, int] = field(default_factory=dict)
+    reserved_above_allocated_bytes: int = 0
+    outside_allocator_bytes: int = 0
+
+    @property
+    def binding_moment(self) -> Moment:
+        """The moment of the peak (the earliest of equals)."""
+        return max(Moment, key=lambda moment: self.by_moment[moment])
+
+    @property
+    def binding_phase(self) -> Phase:
+        """The phase of the peak."""
+        return self.binding_moment.phase
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Largest sum over moments of what is alive then."""
+        return self.by_moment[self.binding_moment]
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """What the allocator holds at its peak."""
+        return self.peak_allocated_bytes + self.reserved_above_allocated_bytes
+
+    @property
+    def required_bytes(self) -> int:
+        """What the resource must have: reserved plus what lies outside the allocator."""
+        return self.peak_reserved_bytes + self.outside_allocator_bytes
+
+    @property
+    def uncertainty_bytes(self) -> int:
+        """Sum of the named uncertainties of entries alive at the peak."""
+        moment = self.binding_moment
+        return sum(e.uncertainty_bytes for e in self.entries if moment in e.moments or not e.in_allocator)
+
+    def by_phase(self) -> dict[Phase, int]:
+        """Returns the allocated peak of each phase."""
+        peaks = dict.fromkeys(Phase, 0)
+        for moment, size in self.by_moment.items():
+            peaks[moment.phase] = max(peaks[moment.phase], size)
+        return peaks
+
+    def by_account(self, moment: Moment | None = None) -> dict[Account, int]:
+        """Returns bytes by account, alive at `moment` (default: the binding one), outside-allocator ones included."""
+        at = self.binding_moment if moment is None else moment
+        sums = dict.fromkeys(Account, 0)
+        for entry in self.entries:
+            if at in entry.moments or not entry.in_allocator:
+                sums[entry.account] += entry.bytes
+        return sums
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """The bill of one configuration, by resource."""
+
+    gpu: ResourceLedger
+    host: ResourceLedger
+    nvme: ResourceLedger
+
+    def of(self, resource: Resource) -> ResourceLedger:
+        """Returns the ledger of `resource`."""
+        return {Resource.GPU: self.gpu, Resource.HOST: self.host, Resource.NVME: self.nvme}[resource]
+
+
+def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLedger:
+    """Returns the ledger of one resource, with sums by moment filled in. Entries of 0 bytes are dropped."""
+    own = tuple(entry for entry in entries if entry.resource is resource and entry.bytes)
+    order = list(Account)
+    own = tuple(sorted(own, key=lambda entry: order.index(entry.account)))
+    by_moment = dict.fromkeys(Moment, 0)
+    for entry in own:
+        if entry.in_allocator:
+            for moment in entry.moments:
+                by_moment[moment] += entry.bytes
+    outside = [entry for entry in own if not entry.in_allocator]
+    reserved = sum(entry.bytes for entry in outside if entry.name.startswith("allocator-"))
+    return ResourceLedger(
+        resource=resource,
+        entries=own,
+        by_moment=by_moment,
+        reserved_above_allocated_bytes=reserved,
+        outside_allocator_bytes=sum(entry.bytes for entry in outside) - reserved,
+    )
