@@ -1,0 +1,291 @@
+"""Contradictions within a spec that need no facts to be seen, each with a code of its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from memc.config import Engine, Method, Offload, Task
+from memc.spec_fields import Lora, Spec
+
+LORA_PINS = {
+    "lora_rank": "rank",
+    "lora_alpha": "alpha",
+    "lora_dropout": "dropout",
+    "target_modules": "target_modules",
+    "adapter_precision": "precision",
+}
+ZERO_PINS = (
+    "overlap_comm",
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "prefetch_bucket_size",
+    "param_persistence_threshold",
+    "max_live_parameters",
+    "sub_group_size",
+)
+ZERO_3_PINS = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "sub_group_size")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One contradiction.
+
+    Attributes:
+        code: Kebab-case, as in a diagnostic.
+        field: Dotted field it points at.
+        message: One sentence with the values in it.
+        hint: What to change.
+        also: Further fields it depends on; it is not reported when one of them is wrong by itself. A section name
+            followed by ``.unknown`` stands for an unknown key in that section.
+    """
+
+    code: str
+    field: str
+    message: str
+    hint: str
+    also: tuple[str, ...] = ()
+
+
+def contradictions(spec: Spec) -> list[Finding]:
+    """Returns everything in `spec` that cannot hold together."""
+    return [finding for check in CHECKS for finding in check(spec)]
+
+
+def _data_source(spec: Spec) -> Iterator[Finding]:
+    if spec.data.train is None and spec.data.samples is None:
+        yield Finding(
+            code="spec-no-data",
+            field="data",
+            message="`data` names neither a training file nor a number of samples",
+            hint="add `train: data/train.jsonl`, or `samples` when the file is elsewhere",
+            also=("data.train", "data.samples", "data.unknown"),
+        )
+
+
+def _mean_tokens(spec: Spec) -> Iterator[Finding]:
+    data = spec.data
+    cut_into_blocks = spec.task is Task.PRETRAIN and data.packing
+    if data.mean_tokens is not None and data.mean_tokens > data.max_length and not cut_into_blocks:
+        yield Finding(
+            code="spec-mean-above-max-length",
+            field="data.mean_tokens",
+            message=f"samples of {data.mean_tokens:,} tokens on average do not fit in max_length {data.max_length:,}",
+            hint=f"raise `data.max_length`, or write `mean_tokens: {data.max_length}` when longer samples are cut",
+            also=("data.max_length", "data.packing", "task"),
+        )
+
+
+def _evaluation(spec: Spec) -> Iterator[Finding]:
+    for field, value in (
+        ("training.eval_steps", spec.training.eval_steps),
+        ("pin.eval_batch_size", spec.pin.eval_batch_size),
+    ):
+        if value and spec.data.eval is None:
+            yield Finding(
+                code="spec-evaluation-without-data",
+                field=field,
+                message=f"`{field}` is {value:,}, but there is no evaluation file",
+                hint=f"add `eval: data/eval.jsonl` below `data`, or remove `{field}`",
+                also=("data.eval", "data.unknown"),
+            )
+
+
+def _duration(spec: Spec) -> Iterator[Finding]:
+    training = spec.training
+    if training.epochs is not None and training.max_steps is not None:
+        yield Finding(
+            code="spec-epochs-and-max-steps",
+            field="training.max_steps",
+            message=f"`epochs` {training.epochs:g} and `max_steps` {training.max_steps:,} both say how long to train",
+            hint="remove one of the two",
+            also=("training.epochs",),
+        )
+
+
+def _assistant_loss(spec: Spec) -> Iterator[Finding]:
+    if spec.data.assistant_only_loss and spec.task is Task.PRETRAIN:
+        yield Finding(
+            code="spec-assistant-loss-in-pretraining",
+            field="data.assistant_only_loss",
+            message="`assistant_only_loss` needs chat turns, which plain text for pretraining does not have",
+            hint="remove `assistant_only_loss`, or write `task: sft`",
+            also=("task",),
+        )
+
+
+def _global_batch(spec: Spec) -> Iterator[Finding]:
+    size, pin = spec.training.global_batch_size, spec.pin
+    factors = {
+        "micro_batch_size": pin.micro_batch_size,
+        "gradient_accumulation_steps": pin.gradient_accumulation_steps,
+        "GPUs": spec.world_size,
+    }
+    given = {name: value for name, value in factors.items() if value is not None}
+    product = math.prod(given.values())
+    exact = len(given) == len(factors)
+    if size == product if exact else size % product == 0:
+        return
+    shown = " x ".join(f"{value} {name}" for name, value in given.items())
+    amount = f"{shown} = {product:,}" if len(given) > 1 else shown
+    relation = "is not" if exact else "is not a multiple of"
+    multiple = product if exact else max(product, round(size / product) * product)
+    yield Finding(
+        code="spec-global-batch",
+        field="training.global_batch_size",
+        message=f"`global_batch_size` {size:,} {relation} {amount}",
+        hint=f"write `global_batch_size: {multiple}` below `training`, or change the other factors",
+        also=("pin.micro_batch_size", "pin.gradient_accumulation_steps", "hardware.count", "hardware.nodes"),
+    )
+
+
+def _engine(spec: Spec) -> Iterator[Finding]:
+    pin = spec.pin
+    if pin.engine is Engine.SINGLE and spec.world_size > 1:
+        yield Finding(
+            code="spec-single-with-many-gpus",
+            field="pin.engine",
+            message=f"engine single runs one process, but the hardware has {spec.world_size} GPUs",
+            hint="write `engine: ddp` or `engine: deepspeed`, or `count: 1` and `nodes: 1`",
+            also=("hardware.count", "hardware.nodes"),
+        )
+    if pin.engine in (None, Engine.DEEPSPEED):
+        return
+    for name in ("zero_stage", "offload_optimizer", "offload_param", *ZERO_PINS):
+        value = getattr(pin, name)
+        if value is not None and value != Offload.NONE and not (name == "zero_stage" and value == 0):
+            yield Finding(
+                code="spec-setting-needs-deepspeed",
+                field=f"pin.{name}",
+                message=f"`{name}: {_yaml(value)}` is a setting of DeepSpeed, but `pin.engine` is {pin.engine}",
+                hint=f"write `engine: deepspeed`, or remove `{name}`",
+                also=("pin.engine",),
+            )
+
+
+def _offload(spec: Spec) -> Iterator[Finding]:
+    pin = spec.pin
+    if pin.offload_param is Offload.CPU and pin.zero_stage not in (None, 3):
+        yield Finding(
+            code="spec-offload-param-needs-zero-3",
+            field="pin.offload_param",
+            message=f"`offload_param: cpu` needs ZeRO stage 3, but `zero_stage` is {pin.zero_stage}",
+            hint="write `zero_stage: 3`, or `offload_param: none`",
+            also=("pin.zero_stage",),
+        )
+    if pin.offload_optimizer is Offload.CPU and pin.zero_stage == 0:
+        yield Finding(
+            code="spec-offload-optimizer-needs-zero",
+            field="pin.offload_optimizer",
+            message="`offload_optimizer: cpu` needs ZeRO stage 1, 2 or 3, but `zero_stage` is 0",
+            hint="write `zero_stage: 2`, or `offload_optimizer: none`",
+            also=("pin.zero_stage",),
+        )
+
+
+def _zero_settings(spec: Spec) -> Iterator[Finding]:
+    stage = spec.pin.zero_stage
+    if stage is None:
+        return
+    unused = ZERO_3_PINS if stage < 3 else ("allgather_bucket_size",)
+    unused += ("allgather_bucket_size",) if stage == 0 else ()
+    for name in unused:
+        if getattr(spec.pin, name) is not None:
+            needed = "3" if name in ZERO_3_PINS else "1 or 2"
+            yield Finding(
+                code="spec-setting-of-other-stage",
+                field=f"pin.{name}",
+                message=f"`{name}` has a meaning in ZeRO stage {needed} only, but `zero_stage` is {stage}",
+                hint=f"remove `{name}`, or write `zero_stage: {needed[0]}`",
+                also=("pin.zero_stage",),
+            )
+
+
+def _lora_without_adapters(spec: Spec) -> Iterator[Finding]:
+    if spec.methods != (Method.FULL,):
+        return
+    names = [f"pin.{name}" for name in LORA_PINS if getattr(spec.pin, name) is not None]
+    names += [
+        f"lora.{name}" for name in Lora.model_fields if getattr(spec.lora, name) != Lora.model_fields[name].default
+    ]
+    for name in names:
+        yield Finding(
+            code="spec-lora-without-adapters",
+            field=name,
+            message=f"`{name}` is set, but `method` is full, which has no adapters",
+            hint="write `method: lora`, or remove the setting",
+            also=("method",),
+        )
+
+
+def _lora_twice(spec: Spec) -> Iterator[Finding]:
+    for pinned, name in LORA_PINS.items():
+        fixed, wished = getattr(spec.pin, pinned), getattr(spec.lora, name)
+        if fixed is not None and wished not in (Lora.model_fields[name].default, fixed):
+            yield Finding(
+                code="spec-pin-contradicts-lora",
+                field=f"pin.{pinned}",
+                message=f"`pin.{pinned}` is {_yaml(fixed)}, but `lora.{name}` is {_yaml(wished)}",
+                hint="remove one of the two",
+                also=(f"lora.{name}",),
+            )
+
+
+def _quantization(spec: Spec) -> Iterator[Finding]:
+    if spec.pin.double_quantization is not None and Method.QLORA not in spec.methods:
+        yield Finding(
+            code="spec-quantization-without-qlora",
+            field="pin.double_quantization",
+            message=f"`double_quantization` needs a 4-bit base, but `method` is {', '.join(spec.methods)}",
+            hint="write `method: qlora`, or remove `double_quantization`",
+            also=("method",),
+        )
+
+
+def _reserve(spec: Spec) -> Iterator[Finding]:
+    memory = spec.memory
+    if memory.target is not None and memory.reserve is not None:
+        yield Finding(
+            code="spec-reserve-unused",
+            field="memory.reserve",
+            message=f"`reserve` counts with `target: auto` only, but `target` is {memory.target.text}",
+            hint="remove `reserve`, or write `target: auto`",
+            also=("memory.target",),
+        )
+
+
+def _ladder(spec: Spec) -> Iterator[Finding]:
+    for position, name in enumerate(spec.ladder.require):
+        if name in spec.ladder.forbid:
+            yield Finding(
+                code="spec-required-and-forbidden",
+                field=f"ladder.require.{position}",
+                message=f"the technique {name!r} is both required and forbidden",
+                hint="remove it from one of the two lists",
+                also=("ladder.forbid",),
+            )
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
+    _data_source,
+    _mean_tokens,
+    _evaluation,
+    _duration,
+    _assistant_loss,
+    _global_batch,
+    _engine,
+    _offload,
+    _zero_settings,
+    _lora_without_adapters,
+    _lora_twice,
+    _quantization,
+    _reserve,
+    _ladder,
+)

@@ -1,0 +1,277 @@
+"""The fields of a spec, each with the sentence that the editor, the documentation and the errors show."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from memc.config import AdapterPrecision, Attention, Engine, LossHead, Method, Offload, Optimizer, Precision, Task
+from memc.spec_values import (
+    CANONICAL,
+    CheckpointEvery,
+    Elements,
+    Flag,
+    LrScheduler,
+    Methods,
+    ModuleSet,
+    Names,
+    Number,
+    Objective,
+    RunLimitField,
+    SizeField,
+    SizeOrAuto,
+    TargetModules,
+    Text,
+)
+
+DEFAULT_EPOCHS = 3.0
+
+
+def _count(most: int, *, least: int = 1) -> Any:
+    return Field(strict=True, ge=least, le=most)
+
+
+Steps = Annotated[int, _count(10**9)]
+StepsOrOff = Annotated[int, _count(10**9, least=0)]
+
+
+class Section(BaseModel):
+    """A part of the spec: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Data(Section):
+    """What is trained on."""
+
+    train: Text | None = None
+    """Training file: JSONL, JSON or Parquet."""
+    eval: Text | None = None
+    """Evaluation file; without one the run does not evaluate."""
+    max_length: Annotated[int, _count(2**24)] = Field(examples=[2048])
+    """Longest sequence in tokens; longer samples are cut."""
+    packing: Flag = False
+    """Whether several samples share one sequence of `max_length` tokens."""
+    samples: Annotated[int, _count(10**12)] | None = None
+    """Number of training samples, when the file is elsewhere."""
+    mean_tokens: Annotated[int, _count(10**9)] | None = None
+    """Mean tokens per sample, when the file is elsewhere; `max_length` is assumed without it."""
+    assistant_only_loss: Flag = False
+    """Whether only the turns of the assistant carry loss (chat data)."""
+
+
+class Lora(Section):
+    """Low-rank adapters, where the method uses them."""
+
+    rank: Annotated[int, _count(65_536)] | None = None
+    """Inner dimension of each adapter pair; chosen by memc when not given."""
+    alpha: Annotated[int, _count(2**20)] | None = None
+    """Scale numerator, the update is multiplied by alpha / rank; chosen by memc when not given."""
+    dropout: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """Dropout probability on the adapter input."""
+    target_modules: TargetModules = ModuleSet.ALL_LINEAR
+    """Modules that carry an adapter: attention, all-linear, or a list of module names."""
+    precision: AdapterPrecision = AdapterPrecision.FP32
+    """Data type of the adapters: fp32, or base for that of the model."""
+
+
+class Training(Section):
+    """Hyper-parameters and cadence."""
+
+    epochs: Annotated[Number, Field(gt=0, le=100_000)] | None = None
+    """Passes over the data; 3 when `max_steps` is not given either."""
+    max_steps: Steps | None = None
+    """Optimizer steps, instead of `epochs`."""
+    global_batch_size: Annotated[int, _count(2**24)] = 16
+    """Samples per optimizer step over all GPUs."""
+    learning_rate: Annotated[Number, Field(gt=0, le=10)] | None = None
+    """Peak learning rate; chosen by method when not given."""
+    weight_decay: Annotated[Number, Field(ge=0, le=10)] = 0.0
+    """Decoupled weight decay."""
+    warmup_ratio: Annotated[Number, Field(ge=0, le=1)] = 0.03
+    """Share of the steps over which the learning rate rises."""
+    max_grad_norm: Annotated[Number, Field(ge=0, le=10**6)] = 1.0
+    """Norm that gradients are clipped to; 0 switches clipping off."""
+    lr_scheduler: LrScheduler = LrScheduler.COSINE
+    """Learning rate schedule, by its transformers name."""
+    seed: Annotated[int, _count(2**32 - 1, least=0)] = 42
+    """Seed of every random number."""
+    save_steps: StepsOrOff | None = None
+    """Optimizer steps between checkpoints; 0 switches saving off; once per epoch when not given."""
+    eval_steps: StepsOrOff | None = None
+    """Optimizer steps between evaluations; 0 switches them off; needs `data.eval`."""
+    logging_steps: Steps = 10
+    """Optimizer steps between log lines."""
+    save_total_limit: Annotated[int, _count(10_000)] = 2
+    """Checkpoints kept."""
+    output_dir: Text = "checkpoints"
+    """Folder of the checkpoints."""
+    trust_remote_code: Flag = False
+    """Whether Python code that comes with the model may run."""
+
+
+class Hardware(Section):
+    """The machines."""
+
+    gpu: Text = Field(examples=["rtx-4090"])
+    """Name of the GPU, as `memc gpus` lists it."""
+    count: Annotated[int, _count(1024)] = 1
+    """GPUs per node."""
+    nodes: Annotated[int, _count(10_000)] = 1
+    """Number of nodes."""
+    host_memory: SizeField | None = None
+    """Memory of one node, needed for offload to the CPU."""
+    nvme: SizeField | None = None
+    """Free NVMe space of one node."""
+    usd_per_gpu_hour: Annotated[Number, Field(ge=0, le=10_000)] | None = None
+    """Price of one GPU for one hour; the catalogue's when not given."""
+
+
+class Memory(Section):
+    """What of the GPU may be used."""
+
+    target: SizeOrAuto = None
+    """Memory of each GPU that the run may use; auto is capacity minus reserve."""
+    reserve: SizeField | None = None
+    """Kept free when the target is auto; chosen by memc when not given."""
+
+
+class Time(Section):
+    """How long or dear the run may be."""
+
+    budget: RunLimitField = None
+    """Wall clock (24h), money ($40), or none."""
+
+
+class Ladder(Section):
+    """Techniques that are ruled out or asked for, by name."""
+
+    forbid: Names = ()
+    """Techniques that may not be used."""
+    require: Names = ()
+    """Techniques that must be used."""
+
+
+class Pin(Section):
+    """Choices of the plan that are fixed rather than solved for."""
+
+    precision: Precision | None = None
+    """Data type of matrix products: bf16, fp16, fp32 or bf16_pure."""
+    engine: Engine | None = None
+    """Who runs the step: single, ddp or deepspeed."""
+    micro_batch_size: Annotated[int, _count(2**20)] | None = None
+    """Samples per GPU in one forward pass."""
+    gradient_accumulation_steps: Annotated[int, _count(2**24)] | None = None
+    """Forward passes per optimizer step."""
+    activation_checkpointing: CheckpointEvery | None = None
+    """false or 0 keeps all activations, true or 1 recomputes every layer, k every k-th layer."""
+    attention: Attention | None = None
+    """Attention implementation: sdpa, eager or flash_attention_2."""
+    loss: LossHead | None = None
+    """plain materialises all logits, chunked computes the loss in tiles."""
+    optimizer: Optimizer | None = None
+    """Optimizer, by its transformers name."""
+    zero_stage: Annotated[int, _count(3, least=0)] | None = None
+    """DeepSpeed ZeRO stage, 0 to 3."""
+    offload_optimizer: Offload | None = None
+    """Where optimizer states live: none or cpu."""
+    offload_param: Offload | None = None
+    """Where 16-bit parameters live: none or cpu; cpu needs ZeRO stage 3."""
+    lora_rank: Annotated[int, _count(65_536)] | None = None
+    """Inner dimension of each adapter pair."""
+    lora_alpha: Annotated[int, _count(2**20)] | None = None
+    """Scale numerator of the adapters."""
+    lora_dropout: Annotated[Number, Field(ge=0, lt=1)] | None = None
+    """Dropout probability on the adapter input."""
+    target_modules: TargetModules | None = None
+    """Modules that carry an adapter: attention, all-linear, or a list of module names."""
+    adapter_precision: AdapterPrecision | None = None
+    """Data type of the adapters: fp32 or base."""
+    expandable_segments: Flag | None = None
+    """Whether torch's caching allocator uses expandable segments."""
+    gradient_as_bucket_view: Flag | None = None
+    """Whether DistributedDataParallel's buckets are the gradients themselves."""
+    double_quantization: Flag | None = None
+    """Whether the quantisation constants of a 4-bit base are quantised too."""
+    eval_batch_size: Annotated[int, _count(2**20)] | None = None
+    """Samples per GPU in evaluation."""
+    overlap_comm: Flag | None = None
+    """DeepSpeed: whether gradient reduction overlaps with backward, at the price of a second bucket."""
+    reduce_bucket_size: Elements | None = None
+    """DeepSpeed: elements per reduction."""
+    allgather_bucket_size: Elements | None = None
+    """DeepSpeed stages 1 and 2: elements per gathering."""
+    prefetch_bucket_size: Elements | None = None
+    """DeepSpeed stage 3: elements fetched ahead."""
+    param_persistence_threshold: Elements | None = None
+    """DeepSpeed stage 3: parameters below this many elements stay on every GPU."""
+    max_live_parameters: Elements | None = None
+    """DeepSpeed stage 3: elements that may be gathered at the same time."""
+    sub_group_size: Elements | None = None
+    """DeepSpeed stage 3: elements per optimizer step of a group."""
+    padding_mask: Flag | None = None
+    """Whether an attention mask reaches the attention kernel."""
+
+
+class Spec(Section):
+    """What the user asks for. Frozen; optional fields are decided by the solver."""
+
+    model: Text = Field(examples=["Qwen/Qwen2.5-7B-Instruct"])
+    """Model: a catalogue key, a hub id, a folder or a config.json."""
+    task: Task = Task.SFT
+    """What is trained: sft (instruction data) or pretrain (plain text)."""
+    data: Data = Field(examples=["{train: data/train.jsonl, max_length: 2048}"])
+    """What is trained on."""
+    method: Methods = ()
+    """Which parameters train: auto, full, lora, qlora, or a list in order of preference."""
+    lora: Lora = Lora()
+    """Low-rank adapters, where the method uses them."""
+    training: Training = Training(epochs=DEFAULT_EPOCHS)
+    """Hyper-parameters and cadence."""
+    hardware: Hardware = Field(examples=["{gpu: rtx-4090}"])
+    """The machines."""
+    memory: Memory = Memory()
+    """What of the GPU may be used."""
+    time: Time = Time()
+    """How long or dear the run may be."""
+    objective: Objective = Objective.LOWEST_RUNG
+    """What is preferred among the plans that fit: lowest-rung, fastest or cheapest."""
+    ladder: Ladder = Ladder()
+    """Techniques that are ruled out or asked for."""
+    pin: Pin = Pin()
+    """Choices of the plan that are fixed rather than solved for."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _epochs_when_nothing_decides(cls, value: Any) -> Any:
+        """Returns the input with `training.epochs` filled in when neither it nor `max_steps` is there."""
+        training = value.get("training", {}) if isinstance(value, dict) else None
+        if isinstance(training, dict) and training.get("epochs") is None and training.get("max_steps") is None:
+            return {**value, "training": {**training, "epochs": DEFAULT_EPOCHS}}
+        return value
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Methods that may be used, preferred first; full, lora, qlora for auto."""
+        return self.method or tuple(Method)
+
+    @property
+    def world_size(self) -> int:
+        """GPUs over all nodes."""
+        return self.hardware.count * self.hardware.nodes
+
+    def resolved(self) -> dict[str, Any]:
+        """Returns every field with its value or default, JSON-ready, units as they were written."""
+        return self.model_dump(mode="json")
+
+    def canonical_json(self) -> str:
+        """Returns the resolved spec on one line: keys sorted, units in bytes and seconds, undecided fields left out."""
+        values = self.model_dump(mode="json", exclude_none=True, context=CANONICAL)
+        return json.dumps(values, sort_keys=True, separators=(",", ":"))
+
+    def digest(self) -> str:
+        """Returns the SHA-256 of `canonical_json` in hex: the same for any spelling of the same spec."""
+        return hashlib.sha256(self.canonical_json().encode()).hexdigest()
