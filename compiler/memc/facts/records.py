@@ -89,6 +89,21 @@ class Norm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """A parameter that belongs to no linear and no norm: fused experts, a router.
+
+    Attributes:
+        name: Its name below its owner, for example ``mlp.experts.down_proj``.
+        component: What its elements are counted under.
+        params: Elements.
+    """
+
+    name: str
+    component: Component
+    params: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionFacts:
     """Shape of one attention module.
 
@@ -146,6 +161,7 @@ class Block:
         norms: In forward order.
         attention: Its attention.
         mlp: Its feed-forward part.
+        tensors: Parameters that are neither linear nor norm; empty in a plain decoder.
     """
 
     layer_class: str
@@ -153,11 +169,13 @@ class Block:
     norms: tuple[Norm, ...]
     attention: AttentionFacts
     mlp: MlpFacts
+    tensors: tuple[Tensor, ...] = ()
 
     @property
     def params(self) -> int:
         """Elements of one layer."""
-        return sum(linear.params for linear in self.linears) + sum(norm.params for norm in self.norms)
+        owners = (*self.linears, *self.norms, *self.tensors)
+        return sum(owner.params for owner in owners)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +208,7 @@ class ModelFacts:
         gated_hub: Whether the hub asks for an accepted licence; None when unknown.
         source: Where the config comes from.
         checked: ISO date of the check.
+        embedding_norms: Norms between the embedding and the first layer; empty in a plain decoder.
     """
 
     key: str
@@ -209,6 +228,7 @@ class ModelFacts:
     gated_hub: bool | None
     source: str
     checked: str
+    embedding_norms: tuple[Norm, ...] = ()
 
     @property
     def num_layers(self) -> int:
@@ -219,17 +239,18 @@ class ModelFacts:
     def total_params(self) -> int:
         """Unique elements; a tied head is counted once."""
         layers = sum(group.block.params * group.count for group in self.groups)
-        return self.embedding_params + layers + self.final_norm.params + self.head_params
+        norms = self.final_norm.params + sum(norm.params for norm in self.embedding_norms)
+        return self.embedding_params + layers + norms + self.head_params
 
     def params_by_component(self) -> dict[Component, int]:
         """Returns unique elements by component; the values add up to `total_params`."""
         counts = dict.fromkeys(Component, 0)
         counts[Component.EMBEDDING] = self.embedding_params
         counts[Component.HEAD] = self.head_params
-        counts[Component.NORM] = self.final_norm.params
+        counts[Component.NORM] = self.final_norm.params + sum(norm.params for norm in self.embedding_norms)
         for group in self.groups:
-            for linear in group.block.linears:
-                counts[linear.component] += linear.params * group.count
+            for owner in (*group.block.linears, *group.block.tensors):
+                counts[owner.component] += owner.params * group.count
             for norm in group.block.norms:
                 counts[Component.NORM] += norm.params * group.count
         return counts
@@ -266,6 +287,8 @@ class GpuFacts:
         purchase_usd: Price of one card.
         source: Sources of the record, joined.
         checked: ISO date of the check.
+        achieved_pcie_bytes_per_second: Measured pinned copy rate, the slower direction.
+        achieved_allreduce_bytes_per_second: Measured all-reduce bus bandwidth within one node, large payloads.
     """
 
     key: str
@@ -287,6 +310,8 @@ class GpuFacts:
     purchase_usd: float | None
     source: str
     checked: str
+    achieved_pcie_bytes_per_second: float | None = None
+    achieved_allreduce_bytes_per_second: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

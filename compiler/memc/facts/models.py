@@ -1,0 +1,215 @@
+"""Models: `load_model` turns a catalogue name, a hub id, a folder or a config.json into `ModelFacts`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memc.errors import Location, usage_error
+from memc.facts.architectures import build_groups, build_norm, load_architecture, read_names
+from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
+from memc.facts.documents import read_names as read_spec_names
+from memc.facts.records import ModelFacts
+
+_FOLDER = "models"
+_CONFIG_NAME = "config.json"
+_BYTES_PER_PARAM = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+_UNSTATED_DTYPE = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow:
+    """One line of the model listing.
+
+    Attributes:
+        key: Hub id of the catalogue entry.
+        model_type: Its family.
+        params: Unique parameters (a tied head counted once), as the model class built them.
+        verified: How sure the config is: ``exact`` equals a published count.
+        described: Whether the family has an architecture description, so that it can be priced.
+        aliases: Other hub ids with the same shape.
+        source: Where the config comes from.
+        checked: ISO date.
+    """
+
+    key: str
+    model_type: str
+    params: int
+    verified: str
+    described: bool
+    aliases: tuple[str, ...]
+    source: str
+    checked: str
+
+
+def model_keys() -> tuple[str, ...]:
+    """Returns the hub ids of all models in the catalogue, sorted."""
+    return tuple(sorted(_hub_id(key) for key in spec_keys(_FOLDER)))
+
+
+def model_rows() -> tuple[ModelRow, ...]:
+    """Returns the whole catalogue for a listing; reads every file."""
+    described = set(spec_keys("architectures"))
+    rows = []
+    for key in spec_keys(_FOLDER):
+        record = read_spec(_FOLDER, key)
+        rows.append(
+            ModelRow(
+                key=record["name"],
+                model_type=record["model_type"],
+                params=record["computed_params"]["value"],
+                verified=record["verified"],
+                described=record["model_type"] in described,
+                aliases=tuple(record["aliases"]),
+                source=record["source"],
+                checked=record["checked"],
+            )
+        )
+    return tuple(rows)
+
+
+def load_model(reference: str, *, base_dir: Path) -> ModelFacts:
+    """Returns the facts of a model.
+
+    Args:
+        reference: A folder that holds config.json, a config file (both relative to `base_dir` unless absolute), or
+            the name of a catalogue model, in any case. A folder wins over a catalogue name, as in `from_pretrained`.
+        base_dir: Folder that relative paths start from.
+
+    Raises:
+        MemcError: ``model-unknown`` for a name that is neither on disk nor in the catalogue,
+            ``model-config-missing`` for a folder without config.json, ``model-config-malformed``,
+            ``model-config-missing-key``, ``model-config-bad-value``, ``model-type-unknown``,
+            ``model-quantized-checkpoint``.
+    """
+    path = _config_path(reference, base_dir)
+    if path is not None:
+        config = read_json_object(path.read_text(encoding="utf-8"), name=str(path))
+        name = path.parent.name if path.name == _CONFIG_NAME else path.stem
+        return model_from_config(config, key=name or reference, file=str(path), source=str(path), checked="")
+    key = _catalogue_key(reference)
+    record = read_spec(_FOLDER, key)
+    config = dict(record["config"])
+    changes = {alias.casefold(): change for alias, change in record.get("alias_changes", {}).items()}
+    config.update(changes.get(reference.casefold(), {}))
+    file = f"{_FOLDER}/{spec_file(_FOLDER, key).name}"
+    return model_from_config(
+        config, key=reference, file=file, source=f"{file}: {record['source']}", checked=record["checked"]
+    )
+
+
+def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source: str, checked: str) -> ModelFacts:
+    """Returns the facts that a parsed config.json holds.
+
+    Args:
+        config: The object of the file.
+        key: Name for the record.
+        file: Path for errors.
+        source: Where the config comes from.
+        checked: ISO date of the check; empty for a file of the user's own.
+
+    Raises:
+        MemcError: As `load_model`.
+    """
+    _refuse_quantized(config, file)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise usage_error(
+            "model-config-missing-key",
+            f"{file} has no model_type",
+            where=Location(file=file, field="model_type"),
+            hint="pass the config.json that save_pretrained or the hub wrote",
+        )
+    architecture = load_architecture(model_type)
+    names = read_names(architecture, config, file=file)
+    head = architecture["head"]
+    tied = bool(names.switches["tied"])
+    head_bias = bool(names.switch(head["bias"]))
+    head_weight = 0 if tied else names.size(head["weight"])
+    return ModelFacts(
+        key=key,
+        model_type=model_type,
+        architecture=architecture["built_class"],
+        hidden_size=names.sizes["hidden"],
+        vocab_size=names.sizes["vocab"],
+        groups=build_groups(architecture, names, config),
+        final_norm=build_norm(architecture["final_norm"], names),
+        embedding_params=names.size(architecture["embedding"]),
+        head_params=head_weight + (names.sizes["vocab"] if head_bias else 0),
+        tied=tied,
+        head_bias=head_bias,
+        logit_softcap=names.switch(head.get("logit_softcap")),
+        max_position_embeddings=names.sizes.get("max_positions"),
+        checkpoint_bytes_per_param=_checkpoint_bytes(config),
+        gated_hub=None,
+        source=source,
+        checked=checked,
+        embedding_norms=tuple(build_norm(entry, names) for entry in architecture.get("embedding_norms", ())),
+    )
+
+
+def _config_path(reference: str, base_dir: Path) -> Path | None:
+    """Returns the config file that `reference` names on disk; None when it must be a catalogue name."""
+    path = base_dir / Path(reference).expanduser()
+    if path.is_dir() and (path / _CONFIG_NAME).is_file():
+        return path / _CONFIG_NAME
+    if path.is_file():
+        return path
+    looks_local = reference.startswith((".", "/", "~")) or reference.endswith(".json") or "\\" in reference
+    if not looks_local:
+        return None
+    reason = f"holds no {_CONFIG_NAME}" if path.is_dir() else "does not exist"
+    raise usage_error(
+        "model-config-missing",
+        f"model {reference!r} looks like a path, but {path} {reason}",
+        hint=f"write the path of a folder that holds {_CONFIG_NAME}, relative to {base_dir}",
+    )
+
+
+def _catalogue_key(reference: str) -> str:
+    """Returns the file key of the catalogue model that goes by `reference`.
+
+    Raises:
+        MemcError: ``model-unknown`` with the nearest names.
+    """
+    folded = reference.casefold()
+    keys = spec_keys(_FOLDER)
+    for key in keys:
+        if _hub_id(key).casefold() == folded or key.casefold() == folded:
+            return key
+    names = {key: read_spec_names(_FOLDER, key) for key in keys}
+    for key, known in names.items():
+        if folded in {name.casefold() for name in known}:
+            return key
+    close = nearest(reference, (name for known in names.values() for name in known))
+    guess = f"; nearest in the catalogue: {', '.join(close)}" if close else ""
+    raise usage_error(
+        "model-unknown",
+        f"model {reference!r} is neither a folder nor in the catalogue, and nothing is downloaded{guess}",
+        hint=f"pass the model's folder or its {_CONFIG_NAME}; memc models lists the catalogue",
+    )
+
+
+def _hub_id(key: str) -> str:
+    return key.replace("--", "/", 1)
+
+
+def _checkpoint_bytes(config: Mapping[str, Any]) -> int:
+    """Returns bytes per element of the published weights; float32 when the config names no type."""
+    dtype = config.get("dtype") or config.get("torch_dtype") or _UNSTATED_DTYPE
+    return _BYTES_PER_PARAM.get(str(dtype).removeprefix("torch."), _BYTES_PER_PARAM[_UNSTATED_DTYPE])
+
+
+def _refuse_quantized(config: Mapping[str, Any], file: str) -> None:
+    quantization = config.get("quantization_config")
+    if not quantization:
+        return
+    method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+    raise usage_error(
+        "model-quantized-checkpoint",
+        f"{file} describes a checkpoint that is already quantised ({method}); training is planned from full weights",
+        where=Location(file=file, field="quantization_config"),
+        hint="name the unquantised model; method: qlora quantises it to 4 bits while loading",
+    )
