@@ -1,0 +1,184 @@
+"""What PLAN.md is written from: sentences and tables, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memc.config import Engine, Method, TrainingConfig
+from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
+from memc.plan import Plan, TrailStep
+from memc.units import GIB, format_gib, format_seconds
+
+
+def notes(plan: Plan) -> dict[str, Any]:
+    """Returns the values of PLAN.md: display strings and rows of display strings, nothing left to compute."""
+    return {
+        "title": plan.name,
+        "verdict": verdict(plan),
+        "warnings": list(plan.warnings),
+        "settings": settings(plan),
+        "phases": [phase.value for phase in _phases(plan.ledger.gpu)],
+        "accounts": account_rows(plan.ledger.gpu),
+        "entries": entry_rows(plan.ledger.gpu),
+        "other_resources": [_resource_line(plan, resource) for resource in (Resource.HOST, Resource.NVME)],
+        "trail": [_trail_row(step) for step in plan.trail],
+        "keys": key_rows(plan),
+        "assumptions": list(plan.clock.assumptions),
+        "uncertainty": format_gib(plan.ledger.gpu.uncertainty_bytes),
+        "multi_node": plan.config.nodes > 1,
+        "nodes": plan.config.nodes,
+        "deepspeed": plan.config.engine is Engine.DEEPSPEED,
+        "adapters": plan.config.method is not Method.FULL,
+        "output_dir": plan.run.output_dir,
+    }
+
+
+def verdict(plan: Plan) -> tuple[str, str, str]:
+    """Returns three sentences: does it fit, by what means, how long it takes."""
+    gpu, budget = plan.ledger.gpu, plan.budget
+    accounts = gpu.by_account()
+    largest = max(accounts, key=lambda account: accounts[account])
+    fits = (
+        f"It fits: {format_gib(gpu.required_bytes)} of {format_gib(budget.gpu_bytes)} on each of "
+        f"{plan.config.world_size} × {plan.gpu.name} ({format_gib(budget.gpu_bytes - gpu.required_bytes)} to spare); "
+        f"the peak is in {gpu.binding_phase.value}, its largest account is {largest.value} "
+        f"({format_gib(accounts[largest])})."
+    )
+    means = f"Rung {plan.rung} of the ladder; switched on: {', '.join(plan.techniques) or 'nothing beyond the spec'}."
+    clock = plan.clock
+    time = (
+        f"About {format_seconds(clock.step_seconds)} per optimizer step, "
+        f"{clock.tokens_per_second_per_gpu:.0f} tokens/s per GPU"
+    )
+    if clock.total_seconds is not None:
+        steps = f" ({plan.total_steps} steps)" if plan.total_steps is not None else ""
+        time += f"; the whole run about {format_seconds(clock.total_seconds)}{steps}"
+    if clock.total_usd is not None:
+        time += f", ${clock.total_usd:.2f}"
+    return fits, means, time + "."
+
+
+def settings(plan: Plan) -> list[tuple[str, str]]:
+    """Returns (name, value) of the choices that a reader looks for first."""
+    config = plan.config
+    return [
+        ("model", plan.run.model),
+        ("training file", plan.run.train_data),
+        ("task", config.task.value),
+        ("method", _method(config)),
+        ("engine", _engine(config)),
+        ("precision", config.precision.value),
+        (
+            "batch",
+            f"{config.global_batch_size} = {config.micro_batch_size} × {config.gradient_accumulation_steps} accumulated"
+            f" × {config.world_size} GPU(s)",
+        ),
+        ("length", f"{config.max_length} tokens, {'packed' if config.packing else 'one sample per row'}"),
+        ("activation checkpointing", _checkpointing(config)),
+        ("attention", config.attention.value),
+        ("loss", config.loss.value),
+        ("optimizer", config.optimizer.value),
+    ]
+
+
+def _method(config: TrainingConfig) -> str:
+    if config.lora is None:
+        return config.method.value
+    lora = config.lora
+    return f"{config.method.value}, rank {lora.rank}, alpha {lora.alpha}, on {', '.join(lora.target_modules)}"
+
+
+def _engine(config: TrainingConfig) -> str:
+    if config.zero is None:
+        return config.engine.value
+    zero = config.zero
+    offloads = [f"optimizer on {zero.offload_optimizer.value}"] if zero.offload_optimizer.value != "none" else []
+    offloads += [f"parameters on {zero.offload_param.value}"] if zero.offload_param.value != "none" else []
+    return f"{config.engine.value}, ZeRO-{zero.stage}" + "".join(f", {offload}" for offload in offloads)
+
+
+def _checkpointing(config: TrainingConfig) -> str:
+    if config.checkpoint_every == 0:
+        return "off"
+    return "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
+
+
+def _phases(ledger: ResourceLedger) -> list[Phase]:
+    """Returns the phases in which anything is alive, in order."""
+    sizes = ledger.by_phase()
+    return [phase for phase in Phase if sizes[phase]]
+
+
+def _peak_moment(ledger: ResourceLedger, phase: Phase) -> Moment:
+    moments = [moment for moment in Moment if moment.phase is phase]
+    return max(moments, key=lambda moment: ledger.by_moment[moment])
+
+
+def account_rows(ledger: ResourceLedger) -> list[tuple[str, list[str]]]:
+    """Returns (account, GiB by phase) at the peak of each phase, with two sums below.
+
+    The last row is what the card must have: it adds what the allocator holds beyond what is allocated, and what lies
+    outside the allocator. Both are counted in every phase, since neither is given back.
+    """
+    moments = [_peak_moment(ledger, phase) for phase in _phases(ledger)]
+    sums = [ledger.by_account(moment) for moment in moments]
+    rows = [
+        (account.value, [_gib(by_account[account]) for by_account in sums])
+        for account in Account
+        if any(by_account[account] for by_account in sums)
+    ]
+    above = ledger.reserved_above_allocated_bytes + ledger.outside_allocator_bytes
+    rows.append(("allocated", [_gib(ledger.by_moment[moment]) for moment in moments]))
+    rows.append(("required", [_gib(ledger.by_moment[moment] + above) for moment in moments]))
+    return rows
+
+
+def entry_rows(ledger: ResourceLedger) -> list[tuple[str, str, str, str, str]]:
+    """Returns (account, entry, size, formula, source) of every entry, in account order."""
+    return [
+        (entry.account.value, entry.name, format_gib(entry.bytes), entry.formula, entry.source)
+        for entry in ledger.entries
+    ]
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / GIB:.2f}"
+
+
+def _resource_line(plan: Plan, resource: Resource) -> str:
+    ledger = plan.ledger.of(resource)
+    if not ledger.entries:
+        return f"{resource.value}: nothing counted."
+    limit = plan.budget.host_bytes if resource is Resource.HOST else plan.budget.nvme_bytes
+    allowed = f" of {format_gib(limit)}" if limit is not None else " (the spec names no limit)"
+    return (
+        f"{resource.value}: {format_gib(ledger.required_bytes)}{allowed} on each node, "
+        f"largest in {ledger.binding_phase.value}."
+    )
+
+
+def _trail_row(step: TrailStep) -> tuple[str, str, str, str, str, str, str]:
+    return (
+        str(step.rung),
+        step.technique,
+        step.verdict.value,
+        "" if step.peak_bytes is None else format_gib(step.peak_bytes),
+        "" if step.shortfall_bytes is None else format_gib(step.shortfall_bytes),
+        "" if step.step_seconds is None else format_seconds(step.step_seconds),
+        step.reason + (f" ({step.fidelity})" if step.fidelity else ""),
+    )
+
+
+def key_rows(plan: Plan) -> list[tuple[str, str, str, str, str, str]]:
+    """Returns (file, key, rung, technique, account, saved) of every key that has a reason."""
+    return [
+        (
+            origin.file,
+            origin.key,
+            str(origin.rung) if origin.rung else "spec",
+            origin.technique,
+            origin.account,
+            format_gib(origin.bytes_saved) if origin.bytes_saved else "",
+        )
+        for origin in plan.provenance
+    ]

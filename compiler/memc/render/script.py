@@ -1,0 +1,141 @@
+"""What train.py is written from: its constants and the branches of its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memc.config import Attention, Engine, LossHead, Method, Offload, Optimizer, Precision, Task, TrainingConfig
+from memc.plan import Plan
+from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
+
+_MIXED_PRECISION = {
+    Precision.BF16: "bf16",
+    Precision.FP16: "fp16",
+    Precision.FP32: "no",
+    Precision.BF16_PURE: "no",
+}
+_SFT_ROW_KEYS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
+
+
+def constants(plan: Plan) -> dict[str, Any]:
+    """Returns the named constants at the top of train.py, as plain literals."""
+    config, run = plan.config, plan.run
+    named: dict[str, Any] = {
+        "MODEL": run.model,
+        "TRUST_REMOTE_CODE": run.trust_remote_code,
+        "TRAIN_FILE": run.train_data,
+        "EVAL_FILE": run.eval_data,
+        "OUTPUT_DIR": run.output_dir,
+        "MAX_LENGTH": config.max_length,
+        "PACKING": config.packing,
+        "MICRO_BATCH_SIZE": config.micro_batch_size,
+        "GRADIENT_ACCUMULATION_STEPS": config.gradient_accumulation_steps,
+        "WORLD_SIZE": config.world_size,
+        "EVAL_BATCH_SIZE": config.eval_batch_size or config.micro_batch_size,
+        "PADDED_BATCHES": config.padding_mask,
+        "EVALUATES": config.eval_batch_size > 0,
+        "WEIGHTS_DTYPE": weights_dtype(config),
+        "MIXED_PRECISION": mixed_precision(config),
+        "ATTENTION": config.attention.value,
+        "OPTIMIZER": config.optimizer.value,
+        "CHECKPOINT_EVERY": config.checkpoint_every,
+        "EPOCHS": run.epochs,
+        "MAX_STEPS": run.max_steps or -1,
+        "LEARNING_RATE": run.learning_rate,
+        "LR_SCHEDULER": run.lr_scheduler,
+        "WARMUP": run.warmup_ratio,
+        "WEIGHT_DECAY": run.weight_decay,
+        "MAX_GRAD_NORM": run.max_grad_norm,
+        "SEED": run.seed,
+        "LOGGING_STEPS": run.logging_steps or 1,
+        "SAVE_STEPS": run.save_steps,
+        "EVAL_STEPS": run.eval_steps,
+        "SAVE_TOTAL_LIMIT": run.save_total_limit or None,
+        "ROW_KEYS": ("text",),
+    }
+    if config.task is Task.SFT:
+        named |= {"ROW_KEYS": _SFT_ROW_KEYS, "ASSISTANT_ONLY_LOSS": run.assistant_only_loss}
+    if config.lora is not None:
+        named["ADAPTER_DTYPE"] = adapter_dtype(config)
+    return named
+
+
+def mixed_precision(config: TrainingConfig) -> str:
+    """Returns what TrainingArguments switch on: ``bf16``, ``fp16`` or ``no``.
+
+    Under DeepSpeed the engine computes in its 16-bit type whatever the kind of bf16, and the two must agree.
+    """
+    if config.engine is Engine.DEEPSPEED and config.precision is Precision.BF16_PURE:
+        return "bf16"
+    return _MIXED_PRECISION[config.precision]
+
+
+def branches(plan: Plan) -> dict[str, Any]:
+    """Returns the names that the text of train.py branches on, and what is written inside its functions."""
+    config = plan.config
+    sft = config.task is Task.SFT
+    chunked = config.loss is LossHead.CHUNKED
+    return {
+        "sft": sft,
+        "pretrain": not sft,
+        "adapters": config.lora is not None,
+        "quantized": config.method is Method.QLORA,
+        "deepspeed": config.engine is Engine.DEEPSPEED,
+        "ddp": config.engine is Engine.DDP,
+        "zero3": config.zero_stage == 3,
+        "fp16": config.precision is Precision.FP16,
+        "varlen": config.attention is Attention.FLASH_ATTENTION_2,
+        "chunked_loss": not sft and chunked,
+        "plain_loss": sft and not chunked,
+        "trainer_class": _trainer_class(sft=sft, chunked=chunked),
+        "arguments_class": "SFTConfig" if sft else "TrainingArguments",
+        "use_reentrant": needs_reentrant_checkpointing(config),
+        "DOUBLE_QUANTIZATION": config.double_quantization,
+        "GRADIENT_AS_BUCKET_VIEW": config.gradient_as_bucket_view,
+        "summary": _summary(config),
+    }
+
+
+def _trainer_class(*, sft: bool, chunked: bool) -> str:
+    if sft:
+        return "SFTTrainer" if chunked else "PlainLossTrainer"
+    return "ChunkedLossTrainer" if chunked else "Trainer"
+
+
+def _summary(config: TrainingConfig) -> str:
+    """Returns the first line of the script; made of fixed words only."""
+    task = "Supervised fine-tuning" if config.task is Task.SFT else "Continued pre-training"
+    method = {Method.FULL: "all weights", Method.LORA: "LoRA adapters", Method.QLORA: "LoRA adapters on a 4-bit base"}
+    engine = {
+        Engine.SINGLE: "one process",
+        Engine.DDP: "data parallel",
+        Engine.DEEPSPEED: f"DeepSpeed ZeRO-{config.zero_stage}",
+    }
+    return f"{task} of a causal language model: {method[config.method]}, {engine[config.engine]}."
+
+
+def requirement_branches(config: TrainingConfig) -> dict[str, bool]:
+    """Returns which libraries the folder needs beyond the ones every run needs."""
+    sft = config.task is Task.SFT
+    return {
+        "trl": sft or config.loss is LossHead.CHUNKED,
+        "adapters": config.lora is not None,
+        "bitsandbytes": config.method is Method.QLORA
+        or config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT),
+        "deepspeed": config.engine is Engine.DEEPSPEED,
+        "compiler": config.zero is not None and config.zero.offload_optimizer is not Offload.NONE,
+        "flash_attention": config.attention is Attention.FLASH_ATTENTION_2,
+    }
+
+
+def launcher_branches(config: TrainingConfig) -> dict[str, Any]:
+    """Returns what launch.sh is written from."""
+    return {
+        "deepspeed": config.engine is Engine.DEEPSPEED,
+        "single": config.engine is Engine.SINGLE,
+        "expandable_segments": config.expandable_segments,
+        "multi_node": config.nodes > 1,
+        "nodes": config.nodes,
+        "last_node": config.nodes - 1,
+        "processes_per_node": config.gpus_per_node,
+    }
