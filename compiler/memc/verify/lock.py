@@ -1,0 +1,187 @@
+"""The little of `memc.lock` that verification needs: promises, budget, file digests; and adding a measurement to it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from memc.errors import Diagnostic, ExitCode, Location, MemcError
+
+LOCK_NAME = "memc.lock"
+LOCK_SCHEMA = "memc/lock/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What a lock promises of one GPU, and what its folder holds.
+
+    Attributes:
+        path: The lock file.
+        files: Generated file (relative, with forward slashes) → SHA-256 of its content, in hexadecimal.
+        settings: `plan.settings`, as written.
+        peak_allocated_bytes, peak_reserved_bytes, required_bytes: Of the busiest moment.
+        uncertainty_bytes: Half the width of the promised interval around `required_bytes`.
+        binding_phase: The ledger's phase of the peak.
+        by_phase: Ledger phase → allocated bytes.
+        by_account: Account → bytes, at the peak.
+        budget_bytes: What one GPU may use.
+        step_seconds: Of one optimizer step; None when the lock has no clock.
+    """
+
+    path: Path
+    files: dict[str, str]
+    settings: dict[str, Any]
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    required_bytes: int
+    uncertainty_bytes: int
+    binding_phase: str
+    by_phase: dict[str, int]
+    by_account: dict[str, int]
+    budget_bytes: int
+    step_seconds: float | None
+
+    @property
+    def outside_allocator_bytes(self) -> int:
+        """What the ledger books outside torch's allocator: CUDA context, NCCL."""
+        return self.required_bytes - self.peak_reserved_bytes
+
+    @property
+    def world_size(self) -> int | None:
+        """Number of processes the plan was made for; None when the settings do not say."""
+        if isinstance(size := self.settings.get("world_size"), int):
+            return size
+        per_node, nodes = self.settings.get("gpus_per_node"), self.settings.get("nodes", 1)
+        return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
+
+
+def read_lock(folder: Path) -> Promise:
+    """Returns what the lock in `folder` promises.
+
+    Raises:
+        MemcError: Exit 2 when there is no lock, or it is not one that this version of memc wrote.
+    """
+    path = folder / LOCK_NAME
+    document = _parse(path)
+    try:
+        return _promise(path, document)
+    except (KeyError, TypeError, ValueError) as error:
+        missing = f"lacks {error}" if isinstance(error, KeyError) else f"is malformed: {error}"
+        raise _bad_lock("lock-malformed", f"{path} {missing}", path) from error
+
+
+def require_unedited(folder: Path, promise: Promise) -> None:
+    """Passes when every generated file is as memc wrote it.
+
+    Raises:
+        MemcError: Exit 4, one diagnostic per file that is missing or was edited.
+    """
+    findings = []
+    for name, digest in sorted(promise.files.items()):
+        file = folder / name
+        if not file.is_file():
+            findings.append(("generated-file-missing", f"{name} is listed in {LOCK_NAME} but is not there", file))
+        elif hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            findings.append(("generated-file-edited", f"{name} is not what memc wrote: its SHA-256 differs", file))
+    if findings:
+        hint = "compile the spec again into this folder, then verify; a change belongs in the spec, not in the output"
+        raise MemcError(
+            tuple(
+                Diagnostic(code=code, message=text, where=Location(file=str(file)), hint=hint)
+                for code, text, file in findings
+            ),
+            ExitCode.STALE,
+        )
+
+
+def append_measurement(promise: Promise, measurement: Mapping[str, Any]) -> None:
+    """Adds `measurement` to the lock's list, atomically: the file is the old one or the new one, never half of one.
+
+    Raises:
+        MemcError: Exit 2 when the lock vanished or broke since it was read.
+        OSError: When its folder cannot be written to.
+    """
+    document = _parse(promise.path)
+    document["measurements"] = [*document.get("measurements", ()), dict(measurement)]
+    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    handle, temporary = tempfile.mkstemp(dir=promise.path.parent, prefix=".memc-lock-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(promise.path.stat().st_mode & 0o777)
+        Path(temporary).replace(promise.path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise _bad_lock("lock-missing", f"{path.parent} holds no {LOCK_NAME}", path) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _bad_lock("lock-unreadable", f"{path} cannot be read: {error}", path) from error
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        where = Location(file=str(path), line=error.lineno, column=error.colno)
+        raise _bad_lock("lock-malformed", f"{path} is not JSON: {error.msg}", where) from error
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != LOCK_SCHEMA:
+        found = f"says schema {schema!r}" if schema is not None else "names no schema"
+        raise _bad_lock("lock-foreign", f"{path} {found}; this memc reads {LOCK_SCHEMA!r}", path)
+    return dict(document)
+
+
+def _bad_lock(code: str, message: str, where: Path | Location) -> MemcError:
+    place = where if isinstance(where, Location) else Location(file=str(where))
+    hint = "give the folder that `memc compile spec.yaml -o out/` wrote, or compile the spec again"
+    return MemcError((Diagnostic(code=code, message=message, where=place, hint=hint),), ExitCode.USAGE)
+
+
+def _promise(path: Path, document: dict[str, Any]) -> Promise:
+    gpu = document["ledger"]["gpu"]
+    seconds = document.get("clock", {}).get("step_seconds")
+    return Promise(
+        path=path,
+        files={_inside(name): _text(digest, name) for name, digest in document["files"].items()},
+        settings=dict(document["plan"]["settings"]),
+        peak_allocated_bytes=_size(gpu, "peak_allocated_bytes"),
+        peak_reserved_bytes=_size(gpu, "peak_reserved_bytes"),
+        required_bytes=_size(gpu, "required_bytes"),
+        uncertainty_bytes=_size(gpu, "uncertainty_bytes"),
+        binding_phase=_text(gpu["binding_phase"], "ledger.gpu.binding_phase"),
+        by_phase={phase: _size(gpu["by_phase"], phase) for phase in gpu["by_phase"]},
+        by_account={account: _size(gpu["by_account"], account) for account in gpu["by_account"]},
+        budget_bytes=_size(document["budget"], "gpu_bytes"),
+        step_seconds=float(seconds) if seconds is not None else None,
+    )
+
+
+def _size(record: Mapping[str, Any], key: str) -> int:
+    value = record[key]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{key} must be a whole number of bytes, found {value!r}")
+    return value
+
+
+def _text(value: object, key: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{key} must be text, found {value!r}")
+    return value
+
+
+def _inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"the generated file {name!r} lies outside the folder")
+    return name
