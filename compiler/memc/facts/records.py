@@ -174,7 +174,7 @@ class Block:
     @property
     def params(self) -> int:
         """Elements of one layer."""
-        owners = (*self.linears, *self.norms, *self.tensors)
+        owners: tuple[Linear | Norm | Tensor, ...] = (*self.linears, *self.norms, *self.tensors)
         return sum(owner.params for owner in owners)
 
 
@@ -249,7 +249,8 @@ class ModelFacts:
         counts[Component.HEAD] = self.head_params
         counts[Component.NORM] = self.final_norm.params + sum(norm.params for norm in self.embedding_norms)
         for group in self.groups:
-            for owner in (*group.block.linears, *group.block.tensors):
+            owners: tuple[Linear | Tensor, ...] = (*group.block.linears, *group.block.tensors)
+            for owner in owners:
                 counts[owner.component] += owner.params * group.count
             for norm in group.block.norms:
                 counts[Component.NORM] += norm.params * group.count
