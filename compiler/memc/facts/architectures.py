@@ -1,8 +1,8 @@
-"""Model families as data: an architecture file says how a config becomes linears, norms and sizes."""
+"""Model families as data: what the names of an architecture file stand for in one config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -10,9 +10,9 @@ from typing import Any
 from memc.errors import Location, MemcError, usage_error
 from memc.facts.documents import nearest, read_spec, spec_keys
 from memc.facts.expressions import evaluate
-from memc.facts.records import AttentionFacts, Block, BlockGroup, Component, Linear, MlpFacts, Norm, NormKind, Tensor
 
 _FOLDER = "architectures"
+_REAL_CONFIG = "pass the config.json that save_pretrained or the hub wrote"
 _SIZES = ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab")
 
 
@@ -87,6 +87,9 @@ def read_names(architecture: Mapping[str, Any], config: Mapping[str, Any], *, fi
             problems.append(error)
             if name in _SIZES:
                 names.sizes[name] = 1  # so that what depends on it can still be checked
+    if not problems:
+        for requirement in architecture.get("requires", ()):
+            _check_requirement(requirement, architecture, names, file)
     if problems:
         raise MemcError(tuple(diagnostic for error in problems for diagnostic in error.diagnostics))
     for name, expression in architecture["widths"].items():
@@ -97,11 +100,12 @@ def read_names(architecture: Mapping[str, Any], config: Mapping[str, Any], *, fi
 def _read_name(name: str, rule: Mapping[str, Any], names: Names, config: Mapping[str, Any], file: str) -> None:
     value = _raw_value(rule, names, config, file)
     if name in _SIZES and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        key = (_keys(rule) or [name])[0]
         raise usage_error(
             "model-config-bad-value",
-            f"{rule.get('key', name)} is {value!r} in {file}; it must be a positive whole number",
-            where=Location(file=file, field=str(rule.get("key", name))),
-            hint="pass the config.json that save_pretrained or the hub wrote",
+            f"{key} is {value!r} in {file}; it must be a positive whole number",
+            where=Location(file=file, field=key),
+            hint=_REAL_CONFIG,
         )
     if isinstance(value, int) and not isinstance(value, bool):
         names.sizes[name] = value
@@ -109,11 +113,17 @@ def _read_name(name: str, rule: Mapping[str, Any], names: Names, config: Mapping
 
 
 def _raw_value(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any], file: str) -> Any:
-    key = rule["key"]
-    value = config.get(key)
-    if value is not None:
-        return value
-    if key in config and "if_null" in rule:
+    """Returns what a rule of an architecture's `config` section gives: the key's value, a default or a constant."""
+    if "constant" in rule:
+        return names.size(rule["constant"])
+    if "constant_text" in rule:
+        return rule["constant_text"]
+    keys = _keys(rule)
+    present = [key for key in keys if key in config]
+    values = [config[key] for key in present if config[key] is not None]
+    if values:
+        return values[0]
+    if present and "if_null" in rule:
         default = rule["if_null"]
     elif "text_if_missing" in rule:
         return rule["text_if_missing"]
@@ -122,95 +132,41 @@ def _raw_value(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any],
     else:
         raise usage_error(
             "model-config-missing-key",
-            f"{file} has no {key}",
-            where=Location(file=file, field=key),
-            hint=f"add {key} to the config, or pass the config.json that save_pretrained or the hub wrote",
+            f"{file} has no {' or '.join(keys)}",
+            where=Location(file=file, field=keys[0]),
+            hint=f"add {keys[0]} to the config, or {_REAL_CONFIG}",
         )
     return names.size(default) if isinstance(default, str) else default
 
 
-def build_groups(architecture: Mapping[str, Any], names: Names, config: Mapping[str, Any]) -> tuple[BlockGroup, ...]:
-    """Returns the layers of a model: runs of equal blocks, in order."""
-    sliding = _sliding_layers(architecture["attention"].get("sliding"), names, config)
-    groups: list[BlockGroup] = []
-    for slides in sliding:
-        block = _block(architecture, names, slides=slides)
-        if groups and groups[-1].block == block:
-            groups[-1] = BlockGroup(block=block, count=groups[-1].count + 1)
-        else:
-            groups.append(BlockGroup(block=block, count=1))
-    return tuple(groups)
+def _keys(rule: Mapping[str, Any]) -> list[str]:
+    """Returns the config keys of a rule, in order of preference; empty for a constant."""
+    key = rule.get("key", [])
+    return [key] if isinstance(key, str) else list(key)
 
 
-def _sliding_layers(rule: Mapping[str, Any] | None, names: Names, config: Mapping[str, Any]) -> Sequence[bool]:
-    """Returns for each layer whether a query sees only a window of tokens."""
-    layers = range(names.sizes["layers"])
-    if rule is None or names.switch(rule["window"]) is None or not names.switch(rule.get("enabled", True)):
-        return [False for _ in layers]
-    types = config.get("layer_types")
-    if isinstance(types, list) and len(types) == len(layers):
-        return [kind == "sliding_attention" for kind in types]
-    flags = config.get(rule.get("zero_flags_key", ""))
-    if isinstance(flags, list) and len(flags) == len(layers):
-        return [not flag for flag in flags]
-    if "first_layer" in rule:
-        first = names.size(rule["first_layer"])
-        return [layer >= first for layer in layers]
-    if "all_but_every" in rule:
-        every = names.size(rule["all_but_every"])
-        return [(layer + 1) % every != 0 for layer in layers]
-    if "only_every" in rule:
-        every = names.size(rule["only_every"])
-        return [(layer + 1) % every == 0 for layer in layers]
-    return [True for _ in layers]
+def _check_requirement(
+    requirement: Mapping[str, Any], architecture: Mapping[str, Any], names: Names, file: str
+) -> None:
+    """Checks that a config stays within what the architecture file describes.
 
-
-def _block(architecture: Mapping[str, Any], names: Names, *, slides: bool) -> Block:
-    attention, mlp = architecture["attention"], architecture["mlp"]
-    window = names.switch(attention["sliding"]["window"]) if slides else None
-    return Block(
-        layer_class=architecture["layer_class"],
-        linears=tuple(_linear(entry, names) for entry in architecture["linears"]),
-        norms=tuple(build_norm(entry, names) for entry in architecture["norms"]),
-        attention=AttentionFacts(
-            heads=names.sizes["heads"],
-            kv_heads=names.sizes["kv_heads"],
-            head_dim=names.sizes["head_dim"],
-            sliding_window=window,
-            logit_softcap=names.switch(attention.get("logit_softcap")),
-            fused_qkv=attention["fused_qkv"],
-        ),
-        mlp=MlpFacts(
-            intermediate=names.sizes["intermediate"],
-            gated=mlp["gated"],
-            fused_gate_up=mlp["fused_gate_up"],
-            activation=names.switches["activation"],
-        ),
-        tensors=tuple(
-            Tensor(name=entry["name"], component=Component(entry["component"]), params=names.size(entry["params"]))
-            for entry in architecture.get("tensors", ())
-        ),
-    )
-
-
-def _linear(entry: Mapping[str, Any], names: Names) -> Linear:
-    return Linear(
-        name=entry["name"],
-        component=Component(entry["component"]),
-        in_features=names.size(entry["in"]),
-        out_features=names.size(entry["out"]),
-        bias=bool(names.switch(entry["bias"])),
-        reads=entry["reads"],
-    )
-
-
-def build_norm(entry: Mapping[str, Any], names: Names) -> Norm:
-    """Returns the norm that one entry of an architecture file describes."""
-    return Norm(
-        name=entry["name"],
-        kind=NormKind(entry["kind"]),
-        size=names.size(entry["size"]),
-        rows=names.size(entry.get("rows", 1)),
-        params=names.size(entry["params"]),
-        feeds=entry.get("feeds", ""),
-    )
+    Raises:
+        MemcError: ``model-config-unsupported`` when it does not.
+    """
+    name = requirement["name"]
+    value = names.switches[name]
+    if requirement.get("empty"):
+        wanted: Any = []
+        fits = not value
+    else:
+        equals = requirement["equals"]
+        wanted = names.size(equals) if isinstance(equals, str) else equals
+        fits = value == wanted
+    if not fits:
+        key = _keys(architecture["config"][name])[0]
+        raise usage_error(
+            "model-config-unsupported",
+            f"{file} sets {key} to {value!r}; the {architecture['model_type']} description covers only {wanted!r}",
+            where=Location(file=file, field=key),
+            hint=f"choose another model, or extend specs/{_FOLDER}/{architecture['model_type']}.yaml",
+        )

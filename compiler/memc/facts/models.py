@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from memc.errors import Location, usage_error
-from memc.facts.architectures import build_groups, build_norm, load_architecture, read_names
+from memc.facts.architectures import architecture_keys, ledger_described, load_architecture, read_names
+from memc.facts.blocks import build_groups, build_norm
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
 from memc.facts.records import ModelFacts
@@ -28,7 +29,8 @@ class ModelRow:
         model_type: Its family.
         params: Unique parameters (a tied head counted once), as the model class built them.
         verified: How sure the config is: ``exact`` equals a published count.
-        described: Whether the family has an architecture description, so that it can be priced.
+        described: Whether the family has an architecture description, so that parameters can be counted.
+        priced: Whether the ledger's closed forms hold for the family.
         aliases: Other hub ids with the same shape.
         source: Where the config comes from.
         checked: ISO date.
@@ -39,6 +41,7 @@ class ModelRow:
     params: int
     verified: str
     described: bool
+    priced: bool
     aliases: tuple[str, ...]
     source: str
     checked: str
@@ -51,7 +54,7 @@ def model_keys() -> tuple[str, ...]:
 
 def model_rows() -> tuple[ModelRow, ...]:
     """Returns the whole catalogue for a listing; reads every file."""
-    described = set(spec_keys("architectures"))
+    described = set(architecture_keys())
     rows = []
     for key in spec_keys(_FOLDER):
         record = read_spec(_FOLDER, key)
@@ -62,6 +65,7 @@ def model_rows() -> tuple[ModelRow, ...]:
                 params=record["computed_params"]["value"],
                 verified=record["verified"],
                 described=record["model_type"] in described,
+                priced=ledger_described(record["model_type"]),
                 aliases=tuple(record["aliases"]),
                 source=record["source"],
                 checked=record["checked"],
