@@ -34,8 +34,8 @@ class Phase(StrEnum):
 class Moment(StrEnum):
     """An instant at which a phase can peak. A phase has one or more; its peak is the largest of them.
 
-    Backward has two candidates because it frees activations while it adds gradients, both layer by layer: what is
-    alive is linear in between, so its maximum is at the first or at the last layer it visits.
+    Backward has three candidates. It frees activations while it adds gradients, both layer by layer: what is alive is
+    linear in between, so its maximum is at the first or at the last layer it visits, or at the embedding after them.
     """
 
     LOAD = "load"
@@ -43,6 +43,7 @@ class Moment(StrEnum):
     LOSS = "loss"
     BACKWARD_FIRST_LAYER = "backward_first_layer"
     BACKWARD_LAST_LAYER = "backward_last_layer"
+    BACKWARD_EMBEDDING = "backward_embedding"
     STEP = "step"
     EVALUATE = "evaluate"
     SAVE = "save"

@@ -1,0 +1,144 @@
+"""Host memory of one node: loading, offloaded states, pinned buffers, saving. All ranks of the node together."""
+
+from __future__ import annotations
+
+from memc.config import Engine, Method, Offload, Optimizer, TrainingConfig
+from memc.facts.records import ModelFacts
+from memc.ledger.constants import LedgerFacts
+from memc.ledger.dtypes import dtypes
+from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
+from memc.ledger.states import ParamCounts, adam_bytes
+from memc.units import ceil_div, next_power_of_two
+
+_LOAD = frozenset({Moment.LOAD})
+
+
+def host_entries(
+    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts
+) -> list[Entry]:
+    """Returns host entries of one node."""
+    ranks, types = config.gpus_per_node, dtypes(config)
+    entries = [
+        host_entry(
+            "training-processes",
+            Account.WORKSPACE,
+            ranks * facts.process_host_bytes,
+            ALWAYS,
+            f"{ranks} ranks x {facts.process_host_bytes} B resident before anything is loaded",
+            "specs/libraries/stack.yaml",
+        )
+    ]
+    entries += _load(model, config, counts)
+    if config.zero is not None and config.zero.offload_optimizer is Offload.CPU:
+        entries += _offloaded_optimizer(config, counts)
+    if config.zero is not None and config.zero.offload_param is Offload.CPU:
+        share = ceil_div(counts.total, config.world_size)
+        pinned = next_power_of_two(2 * share)
+        entries.append(
+            host_entry(
+                "offloaded-parameters",
+                Account.PARAMETERS,
+                ranks * pinned,
+                ALWAYS,
+                f"{ranks} ranks x 2 B x {share} elements, pinned: rounded up to {pinned} B",
+                "DeepSpeed stage3.py param_groups_fp16_flat_cpu_memory; torch CachingHostAllocator",
+            )
+        )
+    if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
+        size, formula = adam_bytes(config, counts, types, facts)
+        entries.append(
+            host_entry(
+                "paged-adam-moments",
+                Account.OPTIMIZER_STATES,
+                ranks * size,
+                AFTER_LOAD,
+                f"{ranks} ranks x ({formula}) in managed memory that moves to the GPU on use",
+                "bitsandbytes optimizer.py get_paged",
+            )
+        )
+    return [*entries, _save(config, counts)]
+
+
+def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
+    """Returns host memory while weights are loaded.
+
+    Assumes: from_pretrained builds the model on the CPU of every rank, except with a 4-bit base, which is quantised
+        on the GPU tensor by tensor; under ZeRO-3 every rank reads the whole checkpoint and keeps its shard.
+    """
+    types, ranks = dtypes(config), config.gpus_per_node
+    if config.method is Method.QLORA:
+        largest = max(
+            [linear.weight_params for group in model.groups for linear in group.block.linears] + [model.embedding_params]
+        )
+        size, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
+    else:
+        size = ranks * types.weight * counts.total
+        text = f"{ranks} ranks x {types.weight} B x {counts.total} elements: every rank reads the whole checkpoint"
+    return [
+        host_entry("checkpoint-in-memory", Account.PARAMETERS, size, _LOAD, text, "transformers from_pretrained")
+    ]
+
+
+def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
+    """Returns masters, moments and gradient buffers that DeepSpeed keeps in host memory."""
+    assert config.zero is not None and config.engine is Engine.DEEPSPEED
+    ranks = config.gpus_per_node
+    share = ceil_div(counts.trainable, config.world_size)
+    stage3 = config.zero.stage == 3
+    unit = min(share, config.zero.sub_group_elements) if stage3 else share
+    groups = ceil_div(share, unit) if unit else 0
+    pinned_fp32 = groups * next_power_of_two(4 * unit)
+    pinned_16bit = next_power_of_two(2 * share)
+    master = 4 * share if stage3 else pinned_fp32
+    source = "DeepSpeed stage3.py" if stage3 else "DeepSpeed stage_1_and_2.py"
+    rounding = "pinned blocks round up to a power of two"
+    return [
+        host_entry(
+            "offloaded-master-weights",
+            Account.MASTER_WEIGHTS,
+            ranks * master,
+            ALWAYS,
+            f"{ranks} ranks x 4 B x {share} elements" + ("" if stage3 else f"; {rounding}: {master} B"),
+            source,
+        ),
+        host_entry(
+            "offloaded-adam-moments",
+            Account.OPTIMIZER_STATES,
+            ranks * 8 * share,
+            ALWAYS,
+            f"{ranks} ranks x 2 moments x 4 B x {share} elements, not pinned",
+            "DeepSpeed cpu_adam.py",
+        ),
+        host_entry(
+            "offloaded-gradients",
+            Account.GRADIENTS,
+            ranks * pinned_fp32,
+            ALWAYS,
+            f"{ranks} ranks x 4 B x {share} elements; {rounding}: {pinned_fp32} B",
+            source,
+        ),
+        host_entry(
+            "offload-16bit-buffer",
+            Account.WORKSPACE,
+            ranks * pinned_16bit,
+            ALWAYS,
+            f"{ranks} ranks x 2 B x {share} elements; {rounding}: {pinned_16bit} B",
+            source,
+        ),
+    ]
+
+
+def _save(config: TrainingConfig, counts: ParamCounts) -> Entry:
+    """Returns what rank 0 holds while it writes the weights.
+
+    Source: safetensors copies tensors to the host before it writes them; ZeRO-3 gathers 16-bit weights on rank 0.
+    """
+    types = dtypes(config)
+    if config.method is Method.FULL:
+        size, text = types.weight * counts.total, f"{types.weight} B x {counts.total} elements on rank 0"
+    else:
+        size, text = types.adapter * counts.adapters, f"{types.adapter} B x {counts.adapters} adapter elements on rank 0"
+    return host_entry(
+        "weights-being-saved", Account.PARAMETERS, size, frozenset({Moment.SAVE}), text, "transformers save_pretrained"
+    )

@@ -1,0 +1,88 @@
+"""Parts: groups of entries that depend on few settings, so that a whole ladder reuses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memc.ledger.entries import Account, Entry, Moment, Resource
+
+MOMENTS = tuple(Moment)
+ALWAYS = frozenset(MOMENTS)
+TRAINING = frozenset(
+    {
+        Moment.FORWARD,
+        Moment.LOSS,
+        Moment.BACKWARD_FIRST_LAYER,
+        Moment.BACKWARD_LAST_LAYER,
+        Moment.BACKWARD_EMBEDDING,
+        Moment.STEP,
+    }
+)
+AFTER_LOAD = ALWAYS - {Moment.LOAD}
+BACKWARD = frozenset({Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING})
+
+
+class Part:
+    """Entries with their sums by moment, computed once.
+
+    Attributes:
+        entries: Those of more than 0 bytes.
+        gpu: Allocated bytes on the GPU at each of `MOMENTS`.
+        host: Bytes on the host at each of `MOMENTS`.
+        gpu_outside: Bytes the card must have beyond the allocated ones.
+    """
+
+    __slots__ = ("entries", "gpu", "gpu_outside", "host")
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self.entries = tuple(entry for entry in entries if entry.bytes)
+        gpu, host, outside = [0] * len(MOMENTS), [0] * len(MOMENTS), 0
+        for entry in self.entries:
+            if entry.resource is Resource.GPU and not entry.in_allocator:
+                outside += entry.bytes
+                continue
+            sums = gpu if entry.resource is Resource.GPU else host
+            for index, moment in enumerate(MOMENTS):
+                if moment in entry.moments:
+                    sums[index] += entry.bytes
+        self.gpu, self.host, self.gpu_outside = tuple(gpu), tuple(host), outside
+
+
+def gpu_entry(
+    name: str,
+    account: Account,
+    size_bytes: int,
+    moments: frozenset[Moment],
+    formula: str,
+    source: str,
+) -> Entry:
+    """Returns an entry of allocated GPU memory."""
+    return Entry(
+        name=name,
+        account=account,
+        resource=Resource.GPU,
+        bytes=size_bytes,
+        moments=moments,
+        formula=formula,
+        source=source,
+    )
+
+
+def host_entry(
+    name: str,
+    account: Account,
+    size_bytes: int,
+    moments: frozenset[Moment],
+    formula: str,
+    source: str,
+) -> Entry:
+    """Returns an entry of host memory, all ranks of one node together."""
+    return Entry(
+        name=name,
+        account=account,
+        resource=Resource.HOST,
+        bytes=size_bytes,
+        moments=moments,
+        formula=formula,
+        source=source,
+    )

@@ -1,0 +1,375 @@
+"""Parameters, master weights, gradients and optimizer states: the static part of the bill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memc.config import Engine, Method, Offload, Optimizer, TrainingConfig
+from memc.facts.records import ModelFacts
+from memc.ledger.constants import LedgerFacts
+from memc.ledger.dtypes import Dtypes, dtypes
+from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
+from memc.units import ceil_div
+
+_ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
+_TORCH = "torch.optim, torch.autograd"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamCounts:
+    """Elements by what happens to them.
+
+    Attributes:
+        total: Base model.
+        quantized: Base linears that become 4-bit; 0 unless the method is qlora.
+        adapters: LoRA elements.
+        trainable: Elements with a gradient.
+        head: Trainable elements of the output head whose gradient comes first (0 when tied or frozen).
+        embedding: Trainable elements whose gradient comes last: the input embedding (the shared tensor when tied).
+        small_state: Trainable elements in tensors below the 8-bit optimizer's minimum, and embeddings, which
+            transformers keeps at 32 bits.
+        layer_linears: Elements of all linears in the blocks.
+        largest_tensor: Elements of the largest trainable tensor.
+        largest_module: Elements of the largest module that ZeRO-3 gathers at once (a linear, the embedding, the head).
+    """
+
+    total: int
+    quantized: int
+    adapters: int
+    trainable: int
+    head: int
+    embedding: int
+    small_state: int
+    layer_linears: int
+    largest_tensor: int
+    largest_module: int
+
+
+def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> ParamCounts:
+    """Returns the element counts of a model under a method."""
+    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears]
+    norms = [(norm, group.count) for group in model.groups for norm in group.block.norms]
+    layer_linears = sum(linear.weight_params * count for linear, count in linears)
+    modules = [linear.params for linear, _ in linears] + [model.embedding_params, model.head_params]
+    if config.lora is None:
+        biases = [(linear.out_features, count) for linear, count in linears if linear.bias]
+        vectors = biases + [(norm.params, count) for norm, count in norms] + [(model.final_norm.params, 1)]
+        small = sum(size * count for size, count in vectors if size < facts.adam8bit_min_params)
+        tensors = [linear.weight_params for linear, _ in linears] + [model.embedding_params, model.head_params]
+        return ParamCounts(
+            total=model.total_params,
+            quantized=0,
+            adapters=0,
+            trainable=model.total_params,
+            head=model.head_params,
+            embedding=model.embedding_params,
+            small_state=small + model.embedding_params,
+            layer_linears=layer_linears,
+            largest_tensor=max(tensors),
+            largest_module=max(modules),
+        )
+    rank, targets = config.lora.rank, frozenset(config.lora.target_modules)
+    pairs = [
+        (rank * side, count)
+        for linear, count in linears
+        if linear.name in targets
+        for side in (linear.in_features, linear.out_features)
+    ]
+    adapters = sum(size * count for size, count in pairs)
+    return ParamCounts(
+        total=model.total_params,
+        quantized=layer_linears if config.method is Method.QLORA else 0,
+        adapters=adapters,
+        trainable=adapters,
+        head=0,
+        embedding=0,
+        small_state=sum(size * count for size, count in pairs if size < facts.adam8bit_min_params),
+        layer_linears=layer_linears,
+        largest_tensor=max((size for size, _ in pairs), default=0),
+        largest_module=max(modules),
+    )
+
+
+def nf4_bytes(params: int, double: bool, facts: LedgerFacts) -> int:
+    """Returns the bytes of `params` 4-bit elements with their quantisation constants.
+
+    Source: bitsandbytes functional.py, quantize_4bit: one fp32 constant per block, itself 8-bit with one fp32 constant
+        per nested block under double quantisation.
+    """
+    constants = ceil_div(params, facts.nf4_block_params)
+    if not double:
+        return ceil_div(params, 2) + 4 * constants
+    return ceil_div(params, 2) + constants + 4 * ceil_div(constants, facts.nf4_nested_block_params)
+
+
+def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    """Returns the base weights and adapters on one GPU.
+
+    Source: sizes of the loaded tensors; ZeRO-3 keeps 1/N of each and gathers modules on use.
+    """
+    types, zero = dtypes(config), config.zero
+    shards = config.world_size if zero is not None and zero.stage == 3 else 1
+    on_gpu = zero is None or zero.offload_param is Offload.NONE
+    moments = ALWAYS
+    if config.method is Method.QLORA:
+        packed = nf4_bytes(counts.quantized, config.double_quantization, facts)
+        rest = counts.total - counts.quantized
+        size = types.weight if config.engine is Engine.DEEPSPEED else types.stream
+        entries = [
+            gpu_entry(
+                "base-weights-4bit",
+                Account.PARAMETERS,
+                packed,
+                moments,
+                f"{counts.quantized} elements as NF4 with block constants"
+                + (", double quantisation" if config.double_quantization else ""),
+                "bitsandbytes functional.py",
+            ),
+            gpu_entry(
+                "base-weights-unquantized",
+                Account.PARAMETERS,
+                size * rest,
+                moments,
+                f"{size} B x {rest} elements of embedding, head, norms, biases",
+                "peft prepare_model_for_kbit_training",
+            ),
+        ]
+    else:
+        share = ceil_div(counts.total, shards)
+        entries = [
+            gpu_entry(
+                "weights" if config.method is Method.FULL else "base-weights",
+                Account.PARAMETERS,
+                types.weight * share if on_gpu else 0,
+                moments,
+                f"{types.weight} B x {counts.total} elements" + (f" / {shards} ranks" if shards > 1 else ""),
+                "transformers from_pretrained(dtype)",
+            )
+        ]
+    share = ceil_div(counts.adapters, shards)
+    entries.append(
+        gpu_entry(
+            "adapters",
+            Account.PARAMETERS,
+            types.adapter * share if on_gpu else 0,
+            moments,
+            f"{types.adapter} B x {counts.adapters} elements" + (f" / {shards} ranks" if shards > 1 else ""),
+            "peft LoraLayer",
+        )
+    )
+    return entries
+
+
+def state_entries(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    """Returns master weights, gradients, optimizer states and the transients of the step on one GPU."""
+    types = dtypes(config)
+    if config.engine is Engine.DEEPSPEED:
+        return _zero_entries(config, counts, types)
+    return [*_plain_gradients(config, counts, types), *_plain_optimizer(config, counts, types, facts)]
+
+
+def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes) -> list[Entry]:
+    """Returns gradients of the single-process and DistributedDataParallel engines."""
+    size, source = types.gradient, "torch.autograd; Trainer zeroes gradients to None after the step"
+    ddp = config.engine is Engine.DDP
+    if ddp:
+        buckets = gpu_entry(
+            "ddp-buckets",
+            Account.GRADIENTS if config.gradient_as_bucket_view else Account.WORKSPACE,
+            size * counts.trainable,
+            AFTER_LOAD,
+            f"{size} B x {counts.trainable} trainable elements, kept for the whole run"
+            + (", gradients are views of them" if config.gradient_as_bucket_view else ""),
+            "torch DistributedDataParallel reducer",
+        )
+        if config.gradient_as_bucket_view:
+            return [buckets]
+    stays = TRAINING if config.gradient_accumulation_steps > 1 else frozenset({Moment.STEP})
+    layers = counts.trainable - counts.head - counts.embedding
+    kept = " and, while accumulating, through the next forward" if config.gradient_accumulation_steps > 1 else ""
+    entries = [
+        gpu_entry(
+            "gradients-head",
+            Account.GRADIENTS,
+            size * counts.head,
+            stays | BACKWARD,
+            f"{size} B x {counts.head} elements, from the first layer of backward on{kept}",
+            source,
+        ),
+        gpu_entry(
+            "gradients-layers",
+            Account.GRADIENTS,
+            size * layers,
+            stays | {Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING},
+            f"{size} B x {layers} elements, complete at the last layer of backward{kept}",
+            source,
+        ),
+        gpu_entry(
+            "gradients-embedding",
+            Account.GRADIENTS,
+            size * counts.embedding,
+            stays | {Moment.BACKWARD_EMBEDDING},
+            f"{size} B x {counts.embedding} elements, after the last layer of backward{kept}",
+            source,
+        ),
+    ]
+    return [buckets, *entries] if ddp else entries
+
+
+def adam_bytes(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts) -> tuple[int, str]:
+    """Returns the bytes of both Adam moments of all trainable elements, and the formula.
+
+    Source: torch.optim.AdamW (moments in the parameter's type); bitsandbytes optimizer.py (8-bit blocks);
+        transformers Trainer (embeddings stay at 32 bits under 8-bit optimizers).
+    """
+    if config.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FOREACH):
+        size = 2 * types.state
+        return size * counts.trainable, f"2 moments x {types.state} B x {counts.trainable} elements"
+    small = counts.small_state
+    large = counts.trainable - small
+    blocks = ceil_div(large, facts.adam8bit_block_params)
+    return (
+        8 * small + 2 * large + 8 * blocks,
+        f"2 x 1 B x {large} elements + 2 x 4 B x {blocks} block constants + 8 B x {small} elements at 32 bits",
+    )
+
+
+def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts) -> list[Entry]:
+    """Returns Adam states and step transients without DeepSpeed."""
+    size, formula = adam_bytes(config, counts, types, facts)
+    paged = config.optimizer is Optimizer.PAGED_ADAMW_8BIT
+    entries = [
+        gpu_entry(
+            "adam-moments",
+            Account.OPTIMIZER_STATES,
+            0 if paged else size,
+            AFTER_LOAD,
+            formula,
+            "torch.optim.AdamW" if config.optimizer is Optimizer.ADAMW else "bitsandbytes optimizer.py",
+        )
+    ]
+    if config.optimizer is Optimizer.ADAMW_FOREACH:
+        entries.append(
+            gpu_entry(
+                "foreach-temporaries",
+                Account.WORKSPACE,
+                types.state * counts.trainable,
+                frozenset({Moment.STEP}),
+                f"one temporary list: {types.state} B x {counts.trainable} elements",
+                "torch.optim adam.py _multi_tensor_adam",
+            )
+        )
+    return entries
+
+
+def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) -> list[Entry]:
+    """Returns what DeepSpeed holds on one GPU for the trainable elements."""
+    zero = config.zero
+    assert zero is not None
+    ranks = config.world_size
+    share = ceil_div(counts.trainable, ranks if zero.stage else 1)
+    text = f"{counts.trainable} trainable elements" + (f" / {ranks} ranks" if zero.stage else "")
+    entries: list[Entry] = []
+    if zero.offload_optimizer is Offload.NONE:
+        entries += [
+            gpu_entry("master-weights", Account.MASTER_WEIGHTS, 4 * share, ALWAYS, f"4 B x {text}", _ZERO),
+            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 8 * share, ALWAYS, f"2 moments x 4 B x {text}", _ZERO),
+        ]
+    entries += _zero_gradients(config, counts, types, share, text)
+    entries += _zero_buckets(config, counts)
+    return entries
+
+
+def _zero_gradients(
+    config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str
+) -> list[Entry]:
+    """Returns gradients and the flat copies of the step, by stage."""
+    zero = config.zero
+    assert zero is not None
+    size = types.gradient
+    offloaded = zero.offload_optimizer is not Offload.NONE
+    late = frozenset({Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING, Moment.STEP})
+    stays = TRAINING if config.gradient_accumulation_steps > 1 else late
+    if zero.stage == 3:
+        if offloaded:
+            return []
+        unit = min(share, zero.sub_group_elements)
+        return [
+            gpu_entry("gradient-shards", Account.GRADIENTS, size * share, ALWAYS, f"{size} B x {text}", _ZERO),
+            gpu_entry(
+                "step-sub-group",
+                Account.WORKSPACE,
+                6 * unit,
+                frozenset({Moment.STEP}),
+                f"6 B x {unit} elements: fp32 gradient and 16-bit copy of one sub-group",
+                "DeepSpeed stage3.py step",
+            ),
+        ]
+    if zero.stage == 2 and offloaded:
+        return [
+            gpu_entry(
+                "gradient-staging",
+                Account.GRADIENTS,
+                size * counts.largest_tensor,
+                AFTER_LOAD,
+                f"{size} B x {counts.largest_tensor} elements of the largest tensor",
+                "DeepSpeed stage_1_and_2.py temp_grad_buffer_for_gpu_offload",
+            )
+        ]
+    held = share if zero.stage == 2 else counts.trainable
+    entries = [
+        gpu_entry(
+            "gradients",
+            Account.GRADIENTS,
+            size * held,
+            stays,
+            f"{size} B x {held} elements" + (" of this rank's partition" if zero.stage == 2 else ""),
+            _ZERO,
+        )
+    ]
+    if zero.stage:
+        entries.append(
+            gpu_entry(
+                "step-flat-copies",
+                Account.WORKSPACE,
+                6 * share,
+                frozenset({Moment.STEP}),
+                f"(2 B flat 16-bit gradient + 4 B fp32 gradient) x {text}",
+                "DeepSpeed stage_1_and_2.py step",
+            )
+        )
+    return entries
+
+
+def _zero_buckets(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
+    """Returns reduction buckets and the window of gathered parameters."""
+    zero = config.zero
+    assert zero is not None
+    if not zero.stage:
+        return []
+    bucket = min(zero.reduce_bucket_elements, counts.trainable)
+    copies = 2 if zero.overlap_comm and zero.stage < 3 else 1
+    entries = [
+        gpu_entry(
+            "reduce-buckets",
+            Account.WORKSPACE,
+            2 * bucket * copies,
+            BACKWARD if zero.stage < 3 else ALWAYS,
+            f"{copies} x 2 B x {bucket} elements",
+            "DeepSpeed ipg_buckets",
+        )
+    ]
+    if zero.stage == 3:
+        window = min(counts.total, max(zero.max_live_elements, counts.largest_module + zero.prefetch_elements))
+        entries.append(
+            gpu_entry(
+                "gathered-parameters",
+                Account.WORKSPACE,
+                2 * window,
+                TRAINING - {Moment.STEP} | {Moment.EVALUATE},
+                f"2 B x {window} elements: stage3_max_live_parameters, at most the model",
+                "DeepSpeed partitioned_param_coordinator.py",
+            )
+        )
+    return entries

@@ -1,0 +1,77 @@
+"""What surrounds the tensors on the GPU: cuBLAS workspaces, CUDA context, NCCL, what the allocator rounds away."""
+
+from __future__ import annotations
+
+from memc.config import Method, TrainingConfig
+from memc.facts.records import ModelFacts
+from memc.ledger.constants import LedgerFacts
+from memc.ledger.entries import Account, Entry, Moment, Resource
+from memc.ledger.parts import ALWAYS, BACKWARD, gpu_entry
+
+_RUNNING = ALWAYS - {Moment.LOAD}
+
+
+def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
+    """Returns the workspace entries of one GPU, inside and outside the allocator."""
+    entries = [
+        gpu_entry(
+            "cublas-workspaces",
+            Account.WORKSPACE,
+            2 * facts.cublas_workspace_bytes,
+            _RUNNING,
+            f"2 threads (forward, autograd) x {facts.cublas_workspace_bytes} B",
+            "torch CUDABlas.cpp getChosenWorkspaceSize",
+        ),
+        Entry(
+            name="cuda-context",
+            account=Account.WORKSPACE,
+            resource=Resource.GPU,
+            bytes=facts.context_bytes,
+            moments=ALWAYS,
+            formula=f"{facts.context_bytes} B measured, outside torch's allocator",
+            source="specs/libraries/cuda.yaml",
+            in_allocator=False,
+            uncertainty_bytes=facts.context_spread_bytes,
+            uncertainty="varies with driver and loaded libraries",
+        ),
+        Entry(
+            name="allocator-rounding",
+            account=Account.WORKSPACE,
+            resource=Resource.GPU,
+            bytes=facts.segment_bytes,
+            moments=ALWAYS,
+            formula=f"{facts.segment_bytes} B: pages of the two pools that no block fills",
+            source="torch CUDACachingAllocator.cpp expandable segments",
+            in_allocator=False,
+            uncertainty_bytes=facts.segment_bytes,
+            uncertainty="holes depend on the order of allocations",
+        ),
+    ]
+    if config.world_size > 1:
+        entries.append(
+            Entry(
+                name="nccl-buffers",
+                account=Account.WORKSPACE,
+                resource=Resource.GPU,
+                bytes=facts.nccl_bytes,
+                moments=ALWAYS,
+                formula=f"{facts.nccl_bytes} B of channel buffers, outside torch's allocator",
+                source="specs/libraries/nccl.yaml",
+                in_allocator=False,
+                uncertainty_bytes=facts.nccl_bytes,
+                uncertainty="channels depend on topology",
+            )
+        )
+    if config.method is Method.QLORA:
+        largest = max(linear.weight_params for group in model.groups for linear in group.block.linears)
+        entries.append(
+            gpu_entry(
+                "dequantized-weight",
+                Account.WORKSPACE,
+                2 * largest,
+                frozenset({Moment.FORWARD, Moment.EVALUATE, Moment.LOAD}) | (BACKWARD - {Moment.BACKWARD_EMBEDDING}),
+                f"2 B x {largest} elements of the largest 4-bit linear",
+                "bitsandbytes autograd MatMul4Bit",
+            )
+        )
+    return entries

@@ -1,0 +1,259 @@
+"""The refusal: what stops the closest configuration, and the smallest change of each input that would work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memc.config import Engine, Method, Precision, TrainingConfig
+from memc.ledger import Account, Ledger, Resource
+from memc.plan import Infeasible, Relaxation
+from memc.solver.resolve import Question
+from memc.solver.search import Candidate, Machine
+from memc.solver.trail import least_memory, trail
+from memc.units import GIB, ceil_div, format_gib, format_seconds
+
+_CARD_COUNTS = (2, 4, 8)
+_SHORTEST = 128
+
+
+def infeasible(machine: Machine, candidates: list[Candidate]) -> Infeasible:
+    """Returns why nothing fits.
+
+    Args:
+        machine: The priced question.
+        candidates: Everything that was considered; empty when techniques that are required exclude each other.
+    """
+    question = machine.question
+    if not candidates:
+        only = question.asked
+        candidates = [Candidate(only, (), 1, machine.estimator.price(only))]
+    fitting = [candidate for candidate in candidates if machine.fits(candidate.price)]
+    if fitting:
+        closest = min(fitting, key=lambda candidate: machine.time(candidate.config).total_seconds or 0.0)
+    else:
+        closest = least_memory(machine, candidates)
+    ledger = closest.price.ledger()
+    binding = "time" if fitting else _binding(machine, closest)
+    return Infeasible(
+        name=question.loaded.name,
+        binding=binding,
+        closest_config=closest.config,
+        closest_ledger=ledger,
+        closest_clock=machine.time(closest.config),
+        shortfall_bytes=0 if fitting else _shortfall(machine, closest, binding),
+        budget=question.budget,
+        model=question.model,
+        gpu=question.gpu,
+        causes=_causes(machine, closest, ledger, binding),
+        trail=trail(machine, candidates, None),
+        relaxations=_relaxations(machine, candidates, binding),
+        considered=len(candidates),
+    )
+
+
+def _binding(machine: Machine, candidate: Candidate) -> Resource:
+    over_gpu = candidate.price.gpu_required_bytes > machine.question.budget.gpu_bytes
+    return Resource.GPU if over_gpu else Resource.HOST
+
+
+def _shortfall(machine: Machine, candidate: Candidate, binding: Resource | str) -> int:
+    budget = machine.question.budget
+    if binding is Resource.GPU:
+        return candidate.price.gpu_required_bytes - budget.gpu_bytes
+    return candidate.price.host_required_bytes - (budget.host_bytes or 0)
+
+
+def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resource | str) -> tuple[str, ...]:
+    """Returns sentences on what stops the closest configuration, largest first."""
+    budget, asked = machine.question.budget, machine.estimator.ledger(machine.question.asked)
+    if binding == "time":
+        time = machine.time(closest.config)
+        limit = f"${budget.usd:g}" if budget.usd is not None else format_seconds(budget.seconds or 0.0)
+        took = format_seconds(time.total_seconds or 0.0)
+        cost = f" and ${time.total_usd:.2f}" if time.total_usd is not None else ""
+        return (f"the fastest plan that fits takes {took}{cost}; the budget is {limit}",)
+    bill = ledger.gpu if binding is Resource.GPU else ledger.host
+    limit_bytes = budget.gpu_bytes if binding is Resource.GPU else budget.host_bytes or 0
+    accounts = sorted(bill.by_account().items(), key=lambda item: -item[1])
+    largest = ", ".join(f"{account} {format_gib(size)}" for account, size in accounts if size)
+    where = "each GPU" if binding is Resource.GPU else "the host"
+    return (
+        f"as asked, the run needs {format_gib(asked.gpu.required_bytes)} on each GPU, in phase {asked.gpu.binding_phase}",
+        f"at best it needs {format_gib(bill.required_bytes)} on {where} in phase {bill.binding_phase}; the budget is "
+        f"{format_gib(limit_bytes)}",
+        f"there: {largest}",
+        _wall(accounts[0][0]),
+    )
+
+
+def _wall(account: Account) -> str:
+    if account is Account.ACTIVATIONS:
+        return "the wall is dynamic: activations grow with micro-batch and length"
+    if account is Account.WORKSPACE:
+        return "the wall is workspace: buffers and context that do not shrink with the model"
+    return "the wall is static: weights, gradients and states, whatever the batch"
+
+
+def _relaxations(machine: Machine, candidates: list[Candidate], binding: Resource | str) -> tuple[Relaxation, ...]:
+    """Returns the smallest change of each input that alone makes the spec feasible."""
+    question = machine.question
+    spec, budget = question.loaded.spec, question.budget
+    found: list[Relaxation] = []
+    in_time = [candidate for candidate in candidates if machine.in_time(machine.time(candidate.config))]
+    if binding == "time":
+        fitting = [machine.time(candidate.config) for candidate in candidates if machine.fits(candidate.price)]
+        seconds = min(time.total_seconds or 0.0 for time in fitting)
+        costs = [time.total_usd for time in fitting if time.total_usd is not None]
+        needed = f"${min(costs):.2f}" if budget.usd is not None and costs else f"{seconds / 3600:.1f}h"
+        now = spec.time.budget.text if spec.time.budget else "none"
+        found.append(Relaxation(input="time.budget", now=now, needed=needed, reason="the fastest plan that fits"))
+    else:
+        found += _memory_relaxations(machine, in_time or candidates)
+    if not spec.pin.micro_batch_size and question.asked.max_length > _SHORTEST:
+        found += _shorter(machine)
+    found += _more_cards(machine)
+    found += _other_methods(machine)
+    return tuple(found)
+
+
+def _memory_relaxations(machine: Machine, candidates: list[Candidate]) -> list[Relaxation]:
+    """Returns how much GPU or host memory would do."""
+    budget, found = machine.question.budget, []
+    host_ok = [
+        candidate.price.gpu_required_bytes
+        for candidate in candidates
+        if budget.host_bytes is None or candidate.price.host_required_bytes <= budget.host_bytes
+    ]
+    if host_ok and min(host_ok) > budget.gpu_bytes:
+        found.append(
+            Relaxation(
+                input="memory.target",
+                now=format_gib(budget.gpu_bytes),
+                needed=f"{ceil_div(min(host_ok) * 10, GIB) / 10:g}GiB",
+                reason="of GPU memory on each card, all techniques that the spec allows in use",
+            )
+        )
+    gpu_ok = [c.price.host_required_bytes for c in candidates if c.price.gpu_required_bytes <= budget.gpu_bytes]
+    if budget.host_bytes is not None and gpu_ok and min(gpu_ok) > budget.host_bytes:
+        found.append(
+            Relaxation(
+                input="hardware.host_memory",
+                now=format_gib(budget.host_bytes),
+                needed=f"{ceil_div(min(gpu_ok), GIB)}GiB",
+                reason="of host memory, offloaded states and pinned buffers included",
+            )
+        )
+    if budget.host_bytes is None and not gpu_ok:
+        found += _with_host_memory(machine)
+    return found
+
+
+def _with_host_memory(machine: Machine) -> list[Relaxation]:
+    """Returns the host memory with which offload would fit, when the spec gives none."""
+    question = machine.question
+    unlimited = replace(
+        question,
+        situation=replace(question.situation, host_bytes=2**62),
+        budget=replace(question.budget, host_bytes=2**62),
+    )
+    other = Machine(unlimited, machine.estimator, machine.clock)
+    needs = [
+        candidate.price.host_required_bytes
+        for candidate in other.candidates()
+        if other.fits(candidate.price) and other.in_time(other.time(candidate.config))
+    ]
+    if not needs:
+        return []
+    return [
+        Relaxation(
+            input="hardware.host_memory",
+            now="not given",
+            needed=f"{ceil_div(min(needs), GIB)}GiB",
+            reason="with optimizer or parameters offloaded to the host",
+        )
+    ]
+
+
+def _feasible_with(machine: Machine, change: Callable[[TrainingConfig], TrainingConfig], question: Question) -> bool:
+    """Whether some configuration fits in memory and time once the asked configuration is changed."""
+    other = Machine(replace(question, asked=change(question.asked)), machine.estimator, machine.clock)
+    return any(
+        other.fits(candidate.price) and other.in_time(other.time(candidate.config)) for candidate in other.candidates()
+    )
+
+
+def _shorter(machine: Machine) -> list[Relaxation]:
+    """Returns the longest max_length (a multiple of 128) that fits."""
+    question = machine.question
+    low, high = 0, question.asked.max_length // _SHORTEST
+    if question.asked.max_length % _SHORTEST == 0:
+        high -= 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        length = middle * _SHORTEST
+        if _feasible_with(machine, lambda config, length=length: replace(config, max_length=length), question):
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return []
+    return [
+        Relaxation(
+            input="data.max_length",
+            now=str(question.asked.max_length),
+            needed=str(low * _SHORTEST),
+            reason="the longest sequence that fits (in steps of 128)",
+        )
+    ]
+
+
+def _more_cards(machine: Machine) -> list[Relaxation]:
+    """Returns the fewest cards in one node that fit, among the usual counts."""
+    question = machine.question
+    spec = question.loaded.spec
+    for count in _CARD_COUNTS:
+        if count <= spec.hardware.count or spec.training.global_batch_size % count or spec.pin.micro_batch_size:
+            continue
+        scale = count // spec.hardware.count if count % spec.hardware.count == 0 else 0
+        if not scale or question.asked.micro_batch_size % scale:
+            continue
+
+        def change(config: TrainingConfig, count: int = count, scale: int = scale) -> TrainingConfig:
+            engine = Engine.DDP if config.engine is Engine.SINGLE else config.engine
+            return replace(
+                config, gpus_per_node=count, micro_batch_size=config.micro_batch_size // scale, engine=engine
+            )
+
+        if _feasible_with(machine, change, question):
+            return [
+                Relaxation(
+                    input="hardware.count",
+                    now=str(spec.hardware.count),
+                    needed=str(count),
+                    reason="cards of the same kind in one node",
+                )
+            ]
+    return []
+
+
+def _other_methods(machine: Machine) -> list[Relaxation]:
+    """Returns the method nearest to full training that would fit, when the spec rules it out."""
+    question = machine.question
+    for method in (Method.LORA, Method.QLORA):
+        if method in question.situation.methods or question.asked.precision is Precision.FP32:
+            continue
+        allowed = (*question.situation.methods, method)
+        wider = replace(question, situation=replace(question.situation, methods=allowed))
+        if _feasible_with(machine, lambda config: config, wider):
+            return [
+                Relaxation(
+                    input="method",
+                    now=", ".join(question.situation.methods),
+                    needed=", ".join(allowed),
+                    reason=f"{method} fits on this hardware",
+                )
+            ]
+    return []
+
+

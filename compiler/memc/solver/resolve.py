@@ -1,0 +1,380 @@
+"""From what the user said to the configuration as asked: every choice resolved, pins applied, contradictions named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from memc.config import (
+    AdapterPrecision,
+    Attention,
+    Engine,
+    LoraConfig,
+    LossHead,
+    Method,
+    Offload,
+    Optimizer,
+    Precision,
+    Task,
+    TrainingConfig,
+    ZeroConfig,
+)
+from memc.errors import Diagnostic, MemcError
+from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact
+from memc.ladder import Dimension, Situation, technique_names
+from memc.ledger.constants import LedgerFacts
+from memc.plan import Budget, RunSettings
+from memc.spec import LoadedSpec, ModuleSet
+
+_LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64}
+_LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A spec with its facts: what the solver answers.
+
+    Attributes:
+        loaded: The spec and its positions.
+        model: Facts of the model.
+        gpu: Facts of the card.
+        asked: The configuration as asked, pins applied, no technique switched on.
+        situation: What techniques may look at.
+        frozen: Dimensions that pins have decided.
+        forbidden: Technique names that are ruled out, by the spec or by pins.
+        required: Technique names that must be used.
+        budget: The limits.
+        samples: Training samples per epoch; None when unknown.
+        length_share: Mean tokens of a sequence over max_length, at most 1.
+        assumptions: Sentences about what the spec left open.
+    """
+
+    loaded: LoadedSpec
+    model: ModelFacts
+    gpu: GpuFacts
+    asked: TrainingConfig
+    situation: Situation
+    frozen: frozenset[Dimension]
+    forbidden: frozenset[str]
+    required: frozenset[str]
+    budget: Budget
+    samples: int | None
+    length_share: float
+    assumptions: tuple[str, ...]
+
+
+def resolve(
+    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, ledger_facts: LedgerFacts, samples: int | None
+) -> Question:
+    """Returns the question that a spec asks.
+
+    Args:
+        loaded: The spec.
+        model: Facts of its model.
+        gpu: Facts of its card.
+        ledger_facts: For the reserve.
+        samples: Training samples, counted or from the spec; None when unknown.
+
+    Raises:
+        MemcError: When pins and facts contradict each other, with every contradiction.
+    """
+    problems = _contradictions(loaded, model, gpu)
+    if problems:
+        raise MemcError(tuple(problems))
+    spec, pin = loaded.spec, loaded.spec.pin
+    zero = _zero_settings(loaded, model)
+    lora = _lora_settings(loaded, model)
+    method = spec.methods[0]
+    config = _as_asked(loaded, gpu, method, lora, zero)
+    sequences, share, assumptions = _data_amount(loaded, samples)
+    target, capacity = spec.memory.target, gpu.capacity_bytes
+    assert capacity is not None
+    reserve = spec.memory.reserve.bytes if spec.memory.reserve else ledger_facts.context_spread_bytes + capacity // 50
+    limit = spec.time.budget
+    price = spec.hardware.usd_per_gpu_hour
+    budget = Budget(
+        gpu_bytes=target.bytes if target is not None else capacity - reserve,
+        capacity_bytes=capacity,
+        reserve_bytes=reserve if target is None else max(0, capacity - target.bytes),
+        host_bytes=spec.hardware.host_memory.bytes if spec.hardware.host_memory else None,
+        nvme_bytes=spec.hardware.nvme.bytes if spec.hardware.nvme else 0,
+        seconds=limit.seconds if limit else None,
+        usd=limit.usd if limit else None,
+        usd_per_gpu_hour=price if price is not None else gpu.usd_per_hour,
+    )
+    if pin.offload_optimizer is None and pin.offload_param is None and budget.host_bytes is None:
+        assumptions = (*assumptions, "hardware.host_memory is not given: host memory is not checked, nothing offloads")
+    return Question(
+        loaded=loaded,
+        model=model,
+        gpu=gpu,
+        asked=config,
+        situation=Situation(
+            model=model, gpu=gpu, host_bytes=budget.host_bytes, methods=spec.methods, lora=lora, zero=zero
+        ),
+        frozen=_frozen(loaded),
+        forbidden=frozenset(spec.ladder.forbid) | _ruled_out(loaded),
+        required=frozenset(spec.ladder.require),
+        budget=budget,
+        samples=sequences,
+        length_share=share,
+        assumptions=assumptions,
+    )
+
+
+def run_settings(loaded: LoadedSpec, config: TrainingConfig, steps_per_epoch: int | None) -> RunSettings:
+    """Returns what the emitted script needs beyond the configuration."""
+    spec, training = loaded.spec, loaded.spec.training
+    rate = training.learning_rate if training.learning_rate is not None else _LEARNING_RATE[config.method]
+    save = training.save_steps if training.save_steps is not None else (steps_per_epoch or 500)
+    evaluate = 0
+    if spec.data.eval is not None:
+        evaluate = training.eval_steps if training.eval_steps is not None else (steps_per_epoch or 500)
+    return RunSettings(
+        model=spec.model,
+        train_data=spec.data.train or "",
+        eval_data=spec.data.eval or "",
+        epochs=float(training.epochs or 0),
+        max_steps=training.max_steps or 0,
+        learning_rate=rate,
+        weight_decay=training.weight_decay,
+        warmup_ratio=training.warmup_ratio,
+        max_grad_norm=training.max_grad_norm,
+        lr_scheduler=training.lr_scheduler.value,
+        seed=training.seed,
+        save_steps=save,
+        eval_steps=evaluate,
+        logging_steps=training.logging_steps,
+        save_total_limit=training.save_total_limit,
+        output_dir=training.output_dir,
+        assistant_only_loss=spec.data.assistant_only_loss,
+        trust_remote_code=training.trust_remote_code,
+    )
+
+
+def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> list[Diagnostic]:
+    """Returns what the spec asks and the facts forbid."""
+    spec, pin = loaded.spec, loaded.spec.pin
+    found: list[Diagnostic] = []
+
+    def add(field: str, code: str, message: str, hint: str) -> None:
+        found.append(loaded.diagnostic(field, code, message, hint))
+
+    if gpu.capacity_bytes is None:
+        add("hardware.gpu", "fact-unknown", f"the catalogue has no capacity_mib of {gpu.key}", "use another card")
+    if spec.hardware.nodes > 1:
+        add("hardware.nodes", "nodes-unsupported", "memc plans one node so far", "set hardware.nodes to 1")
+    wanted_bf16 = pin.precision in (Precision.BF16, Precision.BF16_PURE)
+    if wanted_bf16 and not gpu.bf16:
+        add("pin.precision", "no-bf16", f"{gpu.name} has no bf16 matrix units", "pin precision to fp16, or remove the pin")
+    if pin.attention is Attention.FLASH_ATTENTION_2 and not gpu.flash_attention_2:
+        add(
+            "pin.attention",
+            "no-flash-attention",
+            f"FlashAttention-2 does not run on {gpu.name}",
+            "pin attention to sdpa, which picks the best kernel of the card",
+        )
+    if Method.QLORA in spec.method and gpu.vendor != "nvidia":
+        add("method", "no-4bit", f"bitsandbytes 4-bit does not run on {gpu.name}", "use method lora")
+    longest = model.max_position_embeddings
+    if longest is not None and spec.data.max_length > longest:
+        add(
+            "data.max_length",
+            "too-long",
+            f"max_length {spec.data.max_length} exceeds the {longest} positions of {model.key}",
+            f"set data.max_length to {longest} or less",
+        )
+    world = spec.world_size
+    if spec.training.global_batch_size % world:
+        add(
+            "training.global_batch_size",
+            "batch-not-divisible",
+            f"global_batch_size {spec.training.global_batch_size} does not divide by {world} GPUs",
+            f"set it to a multiple of {world}",
+        )
+    names = technique_names()
+    for key, used in (("forbid", spec.ladder.forbid), ("require", spec.ladder.require)):
+        for name in used:
+            if name not in names:
+                add(f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names))
+    return found + _target_contradictions(loaded, model)
+
+
+def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
+    """Returns LoRA target modules that the model does not have."""
+    spec, known = loaded.spec, model.linear_names()
+    found = []
+    for field, targets in (("lora.target_modules", spec.lora.target_modules), ("pin.target_modules", spec.pin.target_modules)):
+        if targets is None or isinstance(targets, ModuleSet):
+            continue
+        missing = [name for name in targets if name not in known]
+        if missing:
+            found.append(
+                loaded.diagnostic(
+                    field,
+                    "unknown-module",
+                    f"{model.key} has no linear module named {', '.join(missing)}",
+                    "use some of: " + ", ".join(known),
+                )
+            )
+    return found
+
+
+def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
+    """Returns the adapters that LoRA would use."""
+    lora, pin = loaded.spec.lora, loaded.spec.pin
+    rank = pin.lora_rank or lora.rank or _LORA_RANK[loaded.spec.task]
+    targets = pin.target_modules if pin.target_modules is not None else lora.target_modules
+    if isinstance(targets, ModuleSet):
+        names = default_lora_targets(model, "attention" if targets is ModuleSet.ATTENTION else "all-linear")
+    else:
+        names = tuple(name for name in model.linear_names() if name in targets)
+    return LoraConfig(
+        rank=rank,
+        alpha=pin.lora_alpha or lora.alpha or 2 * rank,
+        dropout=pin.lora_dropout if pin.lora_dropout is not None else lora.dropout,
+        target_modules=names,
+        precision=pin.adapter_precision or lora.precision,
+    )
+
+
+def _zero_settings(loaded: LoadedSpec, model: ModelFacts) -> ZeroConfig:
+    """Returns DeepSpeed's settings at stage 0: buckets scaled to the model unless pinned.
+
+    Source: transformers integrations/deepspeed.py resolves "auto" to hidden squared, 0.9 hidden squared, 10 hidden.
+    """
+    pin, hidden = loaded.spec.pin, model.hidden_size
+
+    def pick(value: int | None, other: int) -> int:
+        return other if value is None else value
+
+    return ZeroConfig(
+        stage=0,
+        reduce_bucket_elements=pick(pin.reduce_bucket_size, hidden * hidden),
+        allgather_bucket_elements=pick(pin.allgather_bucket_size, _int_fact("deepspeed.allgather_bucket_elements")),
+        prefetch_elements=pick(pin.prefetch_bucket_size, hidden * hidden * 9 // 10),
+        persistence_elements=pick(pin.param_persistence_threshold, 10 * hidden),
+        max_live_elements=pick(pin.max_live_parameters, _int_fact("deepspeed.max_live_elements")),
+        sub_group_elements=pick(pin.sub_group_size, _int_fact("deepspeed.sub_group_elements")),
+        overlap_comm=True if pin.overlap_comm is None else pin.overlap_comm,
+    )
+
+
+def _int_fact(key: str) -> int:
+    return int(load_fact(key).value)
+
+
+def _as_asked(
+    loaded: LoadedSpec, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig
+) -> TrainingConfig:
+    """Returns the configuration without any technique, pins applied."""
+    spec, pin = loaded.spec, loaded.spec.pin
+    world = spec.world_size
+    per_rank = spec.training.global_batch_size // world
+    micro, accumulation = _batch(pin.micro_batch_size, pin.gradient_accumulation_steps, per_rank)
+    packing = spec.data.packing or spec.task is Task.PRETRAIN
+    evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
+    loss = LossHead.CHUNKED if spec.task is Task.SFT else LossHead.PLAIN
+    attention = Attention.SDPA
+    config = TrainingConfig(
+        task=spec.task,
+        method=method,
+        precision=pin.precision or (Precision.BF16 if gpu.bf16 else Precision.FP16),
+        engine=Engine.SINGLE if world == 1 else Engine.DDP,
+        gpus_per_node=spec.hardware.count,
+        nodes=spec.hardware.nodes,
+        micro_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        max_length=spec.data.max_length,
+        packing=packing,
+        padding_mask=pin.padding_mask if pin.padding_mask is not None else (not packing and micro > 1),
+        attention=pin.attention or attention,
+        loss=pin.loss or loss,
+        checkpoint_every=pin.activation_checkpointing or 0,
+        optimizer=pin.optimizer or Optimizer.ADAMW,
+        lora=None if method is Method.FULL else lora,
+        zero=None,
+        eval_batch_size=evaluation,
+        expandable_segments=pin.expandable_segments if pin.expandable_segments is not None else True,
+        gradient_as_bucket_view=pin.gradient_as_bucket_view if pin.gradient_as_bucket_view is not None else True,
+        double_quantization=pin.double_quantization if pin.double_quantization is not None else True,
+    )
+    return _pinned_engine(loaded, config, zero)
+
+
+def _batch(micro: int | None, accumulation: int | None, per_rank: int) -> tuple[int, int]:
+    """Returns micro-batch and accumulation of one rank; the spec has checked that pins divide."""
+    if micro is not None:
+        return micro, accumulation or max(1, per_rank // micro)
+    if accumulation is not None:
+        return max(1, per_rank // accumulation), accumulation
+    return per_rank, 1
+
+
+def _pinned_engine(loaded: LoadedSpec, config: TrainingConfig, zero: ZeroConfig) -> TrainingConfig:
+    """Returns the configuration with pinned engine, stage and offload."""
+    pin = loaded.spec.pin
+    wants_param = pin.offload_param is Offload.CPU
+    wants_optimizer = pin.offload_optimizer is Offload.CPU
+    deepspeed = pin.engine is Engine.DEEPSPEED or (pin.zero_stage or 0) > 0 or wants_param or wants_optimizer
+    if not deepspeed:
+        return config if pin.engine is None else replace(config, engine=pin.engine)
+    stage = pin.zero_stage
+    if stage is None:
+        stage = 3 if wants_param else 2 if wants_optimizer else 0
+    settings = replace(
+        zero,
+        stage=stage,
+        offload_optimizer=Offload.CPU if wants_optimizer else Offload.NONE,
+        offload_param=Offload.CPU if wants_param else Offload.NONE,
+    )
+    lora = replace(config.lora, precision=AdapterPrecision.BASE) if config.lora is not None else None
+    return replace(config, engine=Engine.DEEPSPEED, zero=settings, lora=lora)
+
+
+def _frozen(loaded: LoadedSpec) -> frozenset[Dimension]:
+    """Returns the dimensions that pins have decided."""
+    pin = loaded.spec.pin
+    checks: tuple[tuple[Dimension, Callable[[], bool]], ...] = (
+        (Dimension.STATES, lambda: pin.optimizer is not None),
+        (Dimension.SHARDING, lambda: pin.zero_stage is not None or pin.engine in (Engine.SINGLE, Engine.DDP)),
+        (
+            Dimension.OFFLOAD_OPTIMIZER,
+            lambda: pin.offload_optimizer is not None or pin.engine in (Engine.SINGLE, Engine.DDP),
+        ),
+        (Dimension.OFFLOAD_PARAM, lambda: pin.offload_param is not None or pin.engine in (Engine.SINGLE, Engine.DDP)),
+        (Dimension.LOSS, lambda: pin.loss is not None),
+        (Dimension.CHECKPOINTING, lambda: pin.activation_checkpointing is not None),
+        (
+            Dimension.MICRO_BATCH,
+            lambda: pin.micro_batch_size is not None or pin.gradient_accumulation_steps is not None,
+        ),
+    )
+    return frozenset(dimension for dimension, decided in checks if decided())
+
+
+def _ruled_out(loaded: LoadedSpec) -> frozenset[str]:
+    """Returns techniques that a pin outside their own dimension excludes."""
+    pin = loaded.spec.pin
+    names: set[str] = set()
+    if pin.precision is not None:
+        names |= {"bf16-states", "bf16-adamw-8bit"}
+    if pin.zero_stage in (0, 1):
+        names |= {"offload-optimizer", "offload-param"}
+    if pin.zero_stage == 2:
+        names.add("offload-param")
+    return frozenset(names)
+
+
+def _data_amount(loaded: LoadedSpec, samples: int | None) -> tuple[int | None, float, tuple[str, ...]]:
+    """Returns sequences per epoch, their mean length over max_length, and what was assumed."""
+    data = loaded.spec.data
+    packs = data.packing or loaded.spec.task is Task.PRETRAIN
+    if samples is None:
+        return None, 1.0, ("the amount of data is unknown: no time for the whole run",)
+    if data.mean_tokens is None:
+        note = "data.mean_tokens is not given: every sample is taken to have max_length tokens, an upper bound"
+        return samples, 1.0, (note,)
+    if packs:
+        return max(1, -(-samples * data.mean_tokens // data.max_length)), 1.0, ()
+    return samples, min(1.0, data.mean_tokens / data.max_length), ()

@@ -1,0 +1,115 @@
+"""The trail: every rung of the ladder with its best peak, its shortfall, and why it was passed over or not needed."""
+
+from __future__ import annotations
+
+from memc.ladder import LADDER, Technique
+from memc.plan import TrailStep, Verdict
+from memc.solver.search import Candidate, Machine
+from memc.units import format_gib, format_seconds
+
+AS_ASKED = "as asked"
+
+
+def trail(machine: Machine, candidates: list[Candidate], chosen: Candidate | None) -> tuple[TrailStep, ...]:
+    """Returns one step per rung, lowest first.
+
+    Args:
+        machine: The priced question.
+        candidates: Everything that was considered.
+        chosen: The plan; None when nothing fits.
+    """
+    return tuple(
+        _step(machine, candidates, chosen, rung) for rung in range(1, max(machine.rungs.values()) + 1)
+    )
+
+
+def rung_techniques(machine: Machine, rung: int) -> list[Technique]:
+    """Returns the techniques of one rung on this hardware."""
+    return [technique for technique in LADDER if machine.rungs[technique.name] == rung]
+
+
+def least_memory(machine: Machine, candidates: list[Candidate]) -> Candidate:
+    """Returns the candidate that is nearest to the budget: least shortfall over GPU and host, then least GPU memory."""
+    budget = machine.question.budget
+
+    def key(candidate: Candidate) -> tuple[int, int]:
+        gpu = max(0, candidate.price.gpu_required_bytes - budget.gpu_bytes)
+        host = 0
+        if budget.host_bytes is not None:
+            host = max(0, candidate.price.host_required_bytes - budget.host_bytes)
+        return gpu + host, candidate.price.gpu_required_bytes
+
+    return min(candidates, key=key)
+
+
+def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | None, rung: int) -> TrailStep:
+    """Returns what was found on one rung."""
+    techniques = rung_techniques(machine, rung)
+    names = ", ".join(technique.name for technique in techniques) or AS_ASKED
+    fidelity = ", ".join(dict.fromkeys(str(technique.fidelity) for technique in techniques))
+    here = [candidate for candidate in candidates if candidate.rung == rung]
+    if not here:
+        return TrailStep(
+            rung=rung,
+            technique=names,
+            verdict=Verdict.NOT_APPLICABLE,
+            peak_bytes=None,
+            shortfall_bytes=None,
+            step_seconds=None,
+            reason=_why_none(machine, techniques),
+            fidelity=fidelity,
+        )
+    if chosen is not None and chosen.rung == rung:
+        best, verdict = chosen, Verdict.CHOSEN
+    else:
+        best = least_memory(machine, here)
+        fits = machine.fits(best.price)
+        verdict = Verdict.TOO_LARGE if not fits else Verdict.TOO_SLOW
+        if fits and chosen is not None and rung > chosen.rung:
+            verdict = Verdict.NOT_NEEDED
+    used = " + ".join(technique.name for technique in best.techniques) or AS_ASKED
+    time = machine.time(best.config)
+    budget = machine.question.budget
+    over = max(0, best.price.gpu_required_bytes - budget.gpu_bytes)
+    return TrailStep(
+        rung=rung,
+        technique=used,
+        verdict=verdict,
+        peak_bytes=best.price.gpu_required_bytes,
+        shortfall_bytes=over,
+        step_seconds=time.step_seconds,
+        reason=_reason(machine, best, verdict, over),
+        fidelity=fidelity,
+    )
+
+
+def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> str:
+    """Returns one sentence on a rung."""
+    budget = machine.question.budget
+    if verdict is Verdict.CHOSEN:
+        return f"fits with {format_gib(budget.gpu_bytes - best.price.gpu_required_bytes)} to spare"
+    if verdict is Verdict.NOT_NEEDED:
+        return "fits too, but a lower rung suffices"
+    if verdict is Verdict.TOO_SLOW:
+        total = machine.time(best.config).total_seconds
+        return f"fits, but the run takes {format_seconds(total or 0.0)}"
+    if over:
+        return f"at best {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
+    host = best.price.host_required_bytes - (budget.host_bytes or 0)
+    return f"at best {format_gib(host)} above the host memory of {format_gib(budget.host_bytes or 0)}"
+
+
+def _why_none(machine: Machine, techniques: list[Technique]) -> str:
+    """Returns why no candidate stands on a rung."""
+    question = machine.question
+    if not techniques:
+        return "ladder.require asks for more than the run as asked"
+    for technique in techniques:
+        if technique.dimension in question.frozen:
+            return f"pin decides {technique.dimension.value.replace('_', ' ')}"
+    open_ones = [technique for technique in techniques if technique.name not in question.forbidden]
+    if not open_ones:
+        return "ruled out by ladder.forbid or by a pin"
+    reasons = (technique.why_not(question.asked, question.situation) for technique in open_ones)
+    reason = next((text for text in reasons if text is not None), None)
+    return reason or "only together with techniques that are ruled out"

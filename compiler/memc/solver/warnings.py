@@ -1,0 +1,40 @@
+"""Sentences that a person must read with a plan: thin margins, failure boundaries, assumptions that carry the answer."""
+
+from __future__ import annotations
+
+from memc.clock import StepTime
+from memc.config import Attention, LossHead, Offload, Task
+from memc.solver.search import Candidate, Machine
+from memc.units import format_gib
+
+_SLOW_OFFLOAD_SHARE = 0.5
+
+
+def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, ...]:
+    """Returns the warnings of a plan, most pressing first."""
+    question, config, budget = machine.question, chosen.config, machine.question.budget
+    found: list[str] = []
+    ledger = chosen.price.ledger()
+    headroom = budget.gpu_bytes - ledger.gpu.required_bytes
+    if headroom < ledger.gpu.uncertainty_bytes:
+        found.append(
+            f"headroom {format_gib(headroom)} is less than the {format_gib(ledger.gpu.uncertainty_bytes)} that the "
+            "estimate leaves open: run memc verify before relying on it"
+        )
+    if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
+        share = time.offload_seconds / time.step_seconds
+        found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
+    if config.zero is not None and config.zero.offload_optimizer is Offload.CPU and config.checkpoint_every:
+        found.append("recomputation and offload add up: both lengthen every step")
+    if config.task is Task.SFT and config.loss is LossHead.PLAIN:
+        found.append("TRL's SFTTrainer always computes the loss in chunks: a plain loss is priced, not rendered")
+    if config.attention is Attention.EAGER:
+        found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
+    found += [technique.boundary for technique in chosen.techniques if technique.rung >= _STATED_FROM_RUNG]
+    found += question.assumptions
+    if machine.order_note:
+        found.append("ladder order " + machine.order_note)
+    return tuple(dict.fromkeys(found))
+
+
+_STATED_FROM_RUNG = 6
