@@ -44,7 +44,7 @@ types: $(FULL)  ## mypy, strict
 	$(BIN)/mypy scripts benchmarks
 
 layers: $(FULL)  ## imports only go down the floors
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-cache
 
 unit: $(FULL)  ## fast tests, no torch: unit, cases, property
 	$(PYTEST) -n 2 tests/unit tests/cases tests/property

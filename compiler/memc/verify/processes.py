@@ -21,7 +21,7 @@ from types import FrameType
 from typing import IO
 
 TAIL_LINES = 40
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.05
 MARK = "MEMC_VERIFY_RUN"
 
