@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from memc.errors import ExitCode, MemcError
 from memc.verify import Verification, text_lines, verify
-from verify_folder import GIB, RUN, cpu_report, rank_report, read_lock_document, write_folder, write_lock
+from verify_folder import GIB, RUN, cpu_report, entry, rank_report, read_lock_document, write_folder, write_lock
 
 
 def run(folder: Path, device: str = "cuda", **options: object) -> Verification:
@@ -76,7 +76,7 @@ def test_a_peak_above_the_budget_fails_and_names_phase_account_and_a_target(tmp_
     assert "rank 0 needs 21.50 GiB (21.00 GiB reserved, 0.50 GiB outside the allocator)" in shown
     assert "1.50 GiB above the budget of 20.00 GiB" in shown
     assert "peaks in first_step" in shown
-    assert "parameters largest there: 9.00 GiB" in shown
+    assert "The largest account there is parameters: the ledger books 9.00 GiB for it." in shown
     assert "memory.target to 15.5GiB" in shown  # 20 less the 4.5 by which 21.5 exceeds the promised 17
     assert read_lock_document(folder)["measurements"][0]["fits"] is False
 
@@ -175,11 +175,22 @@ def test_out_of_memory_names_phase_account_and_capacity(tmp_path: Path) -> None:
     assert only_code(outcome) == "out-of-memory"
     shown = str(outcome.diagnostics[0])
     assert "rank 1 of 2 ran out of memory in first_step, with 22.50 GiB of 23.00 GiB in use" in shown
-    assert "parameters largest there: 9.00 GiB" in shown
+    assert "The largest account there is parameters: the ledger books 9.00 GiB for it." in shown
     assert "Tried to allocate 2.00 GiB" in shown
     assert "memory.target to 14.0GiB" in shown
     assert "Traceback: rank 1" in outcome.log_tail
     assert_untouched(folder, before)
+
+
+def test_out_of_memory_in_evaluation_names_the_account_of_that_phase(tmp_path: Path) -> None:
+    error = {"kind": "out-of-memory", "phase": "evaluate", "message": "CUDA out of memory"}
+    folder = write_folder(tmp_path / "out", rank_report(error=error))
+    document = read_lock_document(folder)
+    document["ledger"]["gpu"]["entries"].append(entry("activations", 7, ["evaluate"]))
+    write_lock(folder, document)
+    (finding,) = run(folder).diagnostics
+    assert "out of memory in evaluate" in finding.message
+    assert "The largest account there is activations: the ledger books 12.00 GiB for it." in finding.message
 
 
 def test_an_exception_in_a_rank_is_shown(tmp_path: Path) -> None:

@@ -9,6 +9,14 @@ from typing import Any
 
 GIB = 1024**3
 
+BACKWARD = ("backward_first_layer", "backward_last_layer")
+
+
+def entry(account: str, gib: int, moments: list[str], *, in_allocator: bool = True) -> dict[str, Any]:
+    """Returns what verify reads of one entry of the lock."""
+    return {"account": account, "bytes": gib * GIB, "moments": moments, "in_allocator": in_allocator}
+
+
 LOCK: dict[str, Any] = {
     "schema": "memc/lock/1",
     "spec": {"name": "spec.yaml"},
@@ -30,7 +38,13 @@ LOCK: dict[str, Any] = {
                 "save": 13 * GIB,
                 "resume": 13 * GIB,
             },
-            "by_account": {"parameters": 9 * GIB, "activations": 5 * GIB, "workspace": 3 * GIB},
+            "entries": [
+                entry("parameters", 9, ["load", "forward", "loss", *BACKWARD, "step", "evaluate", "save", "resume"]),
+                entry("optimizer_states", 4, ["load", "step", "save", "resume"]),
+                entry("activations", 5, ["forward", "loss", "backward_first_layer", "evaluate"]),
+                entry("activations", 6, ["backward_last_layer"]),
+                entry("workspace", 2, [], in_allocator=False),
+            ],
         }
     },
     "budget": {"gpu_bytes": 20 * GIB},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from memc.errors import Diagnostic, Location
+from memc.ledger.entries import Moment
 from memc.units import GIB, format_gib, format_seconds
 from memc.verify.lock import Promise
 from memc.verify.probe import LEDGER_PHASES, RankReport
@@ -198,14 +200,25 @@ def _last_lines(finished: Finished) -> tuple[str, ...]:
 
 
 def _largest_account(probed_phase: str, promise: Promise) -> str:
-    """Returns a sentence that names the account which the ledger books largest where the run peaked."""
-    if not any(promise.by_account.values()):
+    """Returns a sentence that names the account which the ledger books largest where the run peaked.
+
+    A probed phase spans several moments of the ledger; the fullest of them is meant. Without a phase, of all.
+    """
+    phases = LEDGER_PHASES.get(probed_phase, tuple(promise.by_phase))
+    bills = [_accounts_at(moment, promise) for moment in Moment if moment.phase in phases]
+    bill = max(bills, key=lambda accounts: accounts.total(), default=Counter[str]())
+    if not bill:
         return "The ledger books nothing there."
-    account = max(promise.by_account, key=lambda name: promise.by_account[name])
-    amount = format_gib(promise.by_account[account])
-    if promise.binding_phase in LEDGER_PHASES.get(probed_phase, ()):
-        return f"The ledger books {account} largest there: {amount}."
-    return f"The ledger expected the peak in {promise.binding_phase}, with {account} largest: {amount}."
+    account, size_bytes = bill.most_common(1)[0]
+    return f"The largest account there is {account}: the ledger books {format_gib(size_bytes)} for it."
+
+
+def _accounts_at(moment: Moment, promise: Promise) -> Counter[str]:
+    accounts: Counter[str] = Counter()
+    for entry in promise.entries:
+        if moment in entry.moments:
+            accounts[entry.account] += entry.bytes
+    return accounts
 
 
 def _lower_target(measured_bytes: int, promise: Promise) -> str:

@@ -11,10 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from memc.document import LOCK_SCHEMA
 from memc.errors import Diagnostic, ExitCode, Location, MemcError
+from memc.ledger.entries import Moment
 
 LOCK_NAME = "memc.lock"
-LOCK_SCHEMA = "memc/lock/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromisedEntry:
+    """One entry of the lock's GPU ledger.
+
+    Attributes:
+        account: The account it is booked under.
+        bytes: Its size on one GPU.
+        moments: When it is alive; all moments for what lies outside the allocator.
+    """
+
+    account: str
+    bytes: int
+    moments: frozenset[Moment]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +45,7 @@ class Promise:
         uncertainty_bytes: Half the width of the promised interval around `required_bytes`.
         binding_phase: The ledger's phase of the peak.
         by_phase: Ledger phase → allocated bytes.
-        by_account: Account → bytes, at the peak.
+        entries: The entries of the GPU.
         budget_bytes: What one GPU may use.
         step_seconds: Of one optimizer step; None when the lock has no clock.
     """
@@ -43,7 +59,7 @@ class Promise:
     uncertainty_bytes: int
     binding_phase: str
     by_phase: dict[str, int]
-    by_account: dict[str, int]
+    entries: tuple[PromisedEntry, ...]
     budget_bytes: int
     step_seconds: float | None
 
@@ -161,9 +177,18 @@ def _promise(path: Path, document: dict[str, Any]) -> Promise:
         uncertainty_bytes=_size(gpu, "uncertainty_bytes"),
         binding_phase=_text(gpu["binding_phase"], "ledger.gpu.binding_phase"),
         by_phase={phase: _size(gpu["by_phase"], phase) for phase in gpu["by_phase"]},
-        by_account={account: _size(gpu["by_account"], account) for account in gpu["by_account"]},
+        entries=tuple(_entry(entry) for entry in gpu["entries"]),
         budget_bytes=_size(document["budget"], "gpu_bytes"),
         step_seconds=float(seconds) if seconds is not None else None,
+    )
+
+
+def _entry(record: Mapping[str, Any]) -> PromisedEntry:
+    moments = frozenset(Moment(moment) for moment in record["moments"])
+    return PromisedEntry(
+        account=_text(record["account"], "account"),
+        bytes=_size(record, "bytes"),
+        moments=moments if record["in_allocator"] else frozenset(Moment),
     )
 
 

@@ -12,7 +12,7 @@ from memc.verify.probe import LEDGER_PHASES, RankReport
 
 VERIFICATION_SCHEMA = "memc/verification/1"
 STEP_TIME_TOLERANCE = 0.15
-"""Relative difference up to which a measured step counts as what the clock said: the goal for the clock's median error."""
+"""Relative difference up to which a measured step counts as what the clock said (its own goal for the median)."""
 
 
 @dataclass(frozen=True, kw_only=True)
