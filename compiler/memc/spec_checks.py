@@ -133,11 +133,26 @@ def _global_batch(spec: Spec) -> Iterator[Finding]:
     multiple = product if exact else max(product, round(size / product) * product)
     yield Finding(
         code="spec-global-batch",
-        field="training.global_batch_size",
+        field=_batch_field(spec),
         message=f"`global_batch_size` {size:,} {relation} {amount}",
         hint=f"write `global_batch_size: {multiple}` below `training`, or change the other factors",
-        also=("pin.micro_batch_size", "pin.gradient_accumulation_steps", "hardware.count", "hardware.nodes"),
+        also=(
+            "training.global_batch_size",
+            "pin.micro_batch_size",
+            "pin.gradient_accumulation_steps",
+            "hardware.count",
+            "hardware.nodes",
+        ),
     )
+
+
+def _batch_field(spec: Spec) -> str:
+    """Returns the field to point at when the batch does not divide: the first one that the text sets."""
+    if "global_batch_size" in spec.training.model_fields_set:
+        return "training.global_batch_size"
+    if spec.pin.micro_batch_size is not None:
+        return "pin.micro_batch_size"
+    return "hardware.count" if spec.pin.gradient_accumulation_steps is None else "pin.gradient_accumulation_steps"
 
 
 def _engine(spec: Spec) -> Iterator[Finding]:
@@ -188,7 +203,7 @@ def _zero_settings(spec: Spec) -> Iterator[Finding]:
     stage = spec.pin.zero_stage
     if stage is None:
         return
-    unused = ZERO_3_PINS if stage < 3 else ("allgather_bucket_size",)
+    unused: tuple[str, ...] = ZERO_3_PINS if stage < 3 else ("allgather_bucket_size",)
     unused += ("allgather_bucket_size",) if stage == 0 else ()
     for name in unused:
         if getattr(spec.pin, name) is not None:

@@ -106,7 +106,9 @@ def located(document: Document, path: Path, code: str, message: str, hint: str, 
     """Returns a diagnostic at `path` (of its key when `key`), or at the nearest section that exists."""
     position, _ = document.find(path, key=key)
     where = Location(file=document.file, line=position.line, column=position.column, field=dotted(path))
-    return Diagnostic(code=code, message=message, where=where, context=source_lines(document.text, position), hint=hint)
+    return Diagnostic(
+        code=code, message=message, where=where, context=source_lines(document.lines, position), hint=hint
+    )
 
 
 def dotted(path: Path) -> str:
@@ -147,26 +149,36 @@ def _diagnose_one(document: Document, model: type[BaseModel], error: Mapping[str
     if "hint" in context:
         return located(document, path, kind, f"{name}: {context['message']}", context["hint"])
     if kind in _EXPECTED:
-        message = f"{name} is {_EXPECTED[kind]}, got {shown_value(got)}"
+        message = f"{name} must be {_EXPECTED[kind]}, got {shown_value(got)}"
         return located(document, path, "spec-wrong-type", message, _type_hint(model, path, kind, got))
     if kind in ("enum", "literal_error"):
         return _unknown_value(document, path, got, re.findall(r"'([^']*)'", str(context["expected"])))
     code, message = _range_message(name, kind, context, got) or ("spec-invalid", f"{name}: {error['msg']}")
-    return located(document, path, code, message, f"write a value that is allowed{_sentence(model, path)}")
+    return located(document, path, code, message, f"write {_range_hint(kind, context)}{_sentence(model, path)}")
+
+
+def _range_hint(kind: str, context: Mapping[str, Any]) -> str:
+    if kind in _COMPARISONS:
+        return f"a number {_COMPARISONS[kind]} {_limit(kind, context)}"
+    return {"finite_number": "a finite number", "string_unicode": "whole characters"}.get(kind, "a shorter value")
+
+
+def _limit(kind: str, context: Mapping[str, Any]) -> str:
+    limit = context[_COMPARISON_LIMITS[kind]]
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
 def _range_message(name: str, kind: str, context: Mapping[str, Any], got: Any) -> tuple[str, str] | None:
     if kind in _COMPARISONS:
-        limit = context[_COMPARISON_LIMITS[kind]]
-        shown = f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
-        return "spec-out-of-range", f"{name} is {_COMPARISONS[kind]} {shown}, got {shown_value(got)}"
+        return (
+            "spec-out-of-range",
+            f"{name} must be {_COMPARISONS[kind]} {_limit(kind, context)}, got {shown_value(got)}",
+        )
     if kind == "finite_number":
-        return "spec-out-of-range", f"{name} is a finite number, got {shown_value(got)}"
+        return "spec-out-of-range", f"{name} must be a finite number, got {shown_value(got)}"
     if kind in ("too_long", "string_too_long"):
         unit = "items" if kind == "too_long" else "characters"
-        return "spec-too-long", f"{name} has at most {context['max_length']:,} {unit}, got {len(got):,}"
-    if kind == "too_short":
-        return "spec-empty-list", f"{name} is a list of at least {context['min_length']}, got an empty one"
+        return "spec-too-long", f"{name} must have at most {context['max_length']:,} {unit}, got {len(got):,}"
     if kind == "string_unicode":
         return "spec-control-character", f"{name} holds half of a surrogate pair, which is not a character"
     return None
@@ -207,7 +219,7 @@ def _missing(document: Document, model: type[BaseModel], path: Path) -> Diagnost
 
 def _unknown_value(document: Document, path: Path, got: object, allowed: list[str]) -> Diagnostic:
     choices = ", ".join(allowed)
-    message = f"`{dotted(path)}` is one of {choices}; got {shown_value(got)}"
+    message = f"`{dotted(path)}` must be one of {choices}; got {shown_value(got)}"
     near = nearest(got, allowed) if isinstance(got, str) else ""
     if near:
         message += f"; did you mean {near}?"
@@ -215,16 +227,13 @@ def _unknown_value(document: Document, path: Path, got: object, allowed: list[st
 
 
 def _type_hint(model: type[BaseModel], path: Path, kind: str, got: object) -> str:
-    if got is None:
-        info = field_at(model, path)
-        return (
-            "write a value"
-            if info is None or info.is_required()
-            else "write a value, or remove the line for the default"
-        )
+    info = field_at(model, path)
+    default = "" if info is None or info.is_required() else ", or remove the line for the default"
     if kind.startswith("model"):
         keys = ", ".join(section_fields(model, path))
-        return f"write its keys below `{dotted(path)}:`, each on an indented line: {keys}"
+        return f"write its keys below `{dotted(path)}:`, each on an indented line{default}: {keys}"
+    if got is None:
+        return f"write {_EXPECTED[kind]}{default}"
     if kind == "string_type" and not isinstance(got, dict | list):
         return (
             f'put it in quotes: "{str(got).lower() if isinstance(got, bool) else got}"' if _short(got) else "write text"
@@ -241,7 +250,7 @@ def _type_hint(model: type[BaseModel], path: Path, kind: str, got: object) -> st
 
 def _sentence(model: type[BaseModel], path: Path) -> str:
     text = _description(model, path)
-    return f" ({text[0].lower()}{text[1:]})" if text else ""
+    return f". {text}" if text else ""
 
 
 def _description(model: type[BaseModel], path: Path) -> str:

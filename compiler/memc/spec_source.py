@@ -16,7 +16,8 @@ import yaml
 from memc.errors import Diagnostic, Location, MemcError, usage_error
 
 MAX_BYTES = 256 * 1024
-MAX_NODES = 10_000
+MAX_NODES = 2_000
+MAX_PROBLEMS = 50
 MAX_DEPTH = 16
 MAX_DIGITS = 1000
 SHOWN_COLUMNS = 110
@@ -30,6 +31,7 @@ _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _SYNTAX_HINTS = (
     ("'\\t'", "indent with spaces; YAML does not allow tabs there"),
     ("mapping values are not allowed", "put quotes around a value that holds a colon followed by a space"),
@@ -77,13 +79,13 @@ class Document:
 
     Attributes:
         file: Name that diagnostics show.
-        text: The whole text, without byte order mark.
+        lines: Its lines.
         root: Its top node.
         problems: What was refused without stopping the reading (repeated keys, tags).
     """
 
     file: str
-    text: str
+    lines: tuple[str, ...]
     root: Node
     problems: tuple[Diagnostic, ...]
 
@@ -120,15 +122,19 @@ def path_owner_position(root: Node, path: tuple[str | int, ...]) -> Position | N
     return position
 
 
-def source_lines(text: str, position: Position) -> tuple[str, ...]:
-    """Returns the line of `text` at `position` and a caret under the column, as context of a diagnostic."""
-    lines = text.splitlines()
+def source_lines(lines: tuple[str, ...], position: Position) -> tuple[str, ...]:
+    """Returns the line at `position` and a caret under its column, as context of a diagnostic."""
     if not 1 <= position.line <= len(lines):
         return ()
-    line = "".join(char if char.isprintable() else " " for char in lines[position.line - 1])
     start = max(0, position.column - SHOWN_COLUMNS * 2 // 3)
-    shown = line[start : start + SHOWN_COLUMNS].rstrip()
-    return (shown, " " * (position.column - 1 - start) + "^") if shown else ()
+    line = lines[position.line - 1][start : start + SHOWN_COLUMNS]
+    shown = "".join(char if char.isprintable() else " " for char in line).rstrip()
+    return (shown, " " * (position.column - 1 - start) + "^") if shown.strip() else ()
+
+
+def split_lines(text: str) -> tuple[str, ...]:
+    """Returns the lines of `text`, broken where YAML breaks them."""
+    return tuple(_LINE_BREAK.split(text))
 
 
 def read_text(path: Path) -> str:
@@ -192,10 +198,10 @@ def parse_document(text: str, file: str) -> Document:
     if not isinstance(root.value, dict):
         kind = "a list" if isinstance(root.value, list) else "a single value"
         raise MemcError(
-            (composer.problem("spec-not-a-mapping", f"the top of a spec is a mapping of keys, got {kind}",
+            (composer.problem("spec-not-a-mapping", f"the top of a spec must be a mapping of keys, got {kind}",
                               root.position, hint="begin with `model: ...`"),)
         )  # fmt: skip
-    return Document(file=file, text=text, root=root, problems=tuple(composer.problems))
+    return Document(file=file, lines=composer.lines, root=root, problems=tuple(composer.problems))
 
 
 def scalar_value(text: str) -> bool | int | float | str | None:
@@ -234,6 +240,8 @@ class _Composer:
 
     def __init__(self, text: str, file: str) -> None:
         self.text = text
+        self.lines = split_lines(text)
+        self._count = 0
         self.file = file
         self.problems: list[Diagnostic] = []
         self._anchors: dict[str, Node] = {}
@@ -242,7 +250,15 @@ class _Composer:
     def problem(self, code: str, message: str, position: Position, hint: str = "", name: str = "") -> Diagnostic:
         """Returns a diagnostic that points into the text."""
         where = Location(file=self.file, line=position.line, column=position.column, field=name)
-        return Diagnostic(code=code, message=message, where=where, context=source_lines(self.text, position), hint=hint)
+        return Diagnostic(
+            code=code, message=message, where=where, context=source_lines(self.lines, position), hint=hint
+        )
+
+    def _note(self, problem: Diagnostic) -> None:
+        """Keeps a problem and reads on; gives up when there are too many."""
+        self.problems.append(problem)
+        if len(self.problems) >= MAX_PROBLEMS:
+            raise MemcError(tuple(self.problems))
 
     def compose(self) -> Node | None:
         """Returns the top node of the only document; None when there is none."""
@@ -261,8 +277,8 @@ class _Composer:
         try:
             yield from yaml.parse(self.text, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as error:
-            before = self.text[: error.position]
-            position = Position(line=before.count("\n") + 1, column=error.position - (before.rfind("\n") + 1) + 1)
+            before = split_lines(self.text[: error.position])
+            position = Position(line=len(before), column=len(before[-1]) + 1)
             character = error.character if isinstance(error.character, int) else ord(error.character[:1])
             message = f"the character U+{character:04X} is not allowed in YAML"
             raise self._stop("spec-yaml-character", message, position, "remove the character") from None
@@ -282,6 +298,7 @@ class _Composer:
         return MemcError((*self.problems, self.problem(code, message, position, hint)))
 
     def _node(self, event: yaml.Event, depth: int) -> Node:
+        self._count += 1
         if isinstance(event, yaml.AliasEvent):
             return self._alias(event)
         if depth > MAX_DEPTH:
@@ -289,9 +306,7 @@ class _Composer:
             raise self._stop("spec-too-deep", message, _position(event), "a spec needs two levels; flatten it")
         if getattr(event, "tag", None) is not None:
             message = f"YAML tags are refused, got {shown_text(str(event.tag))}"  # type: ignore[attr-defined]
-            self.problems.append(
-                self.problem("spec-yaml-tag", message, _position(event), "write the value without the tag")
-            )
+            self._note(self.problem("spec-yaml-tag", message, _position(event), "write the value without the tag"))
         if isinstance(event, yaml.MappingStartEvent):
             node = self._mapping(event, depth)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -301,9 +316,9 @@ class _Composer:
             plain = event.style is None and event.implicit[0]
             value = scalar_value(event.value) if plain else joined_surrogates(event.value)
             node = Node(value=value, position=_position(event))
-        if node.size > MAX_NODES:
-            message = f"with its aliases written out the spec has more than {MAX_NODES:,} values"
-            raise self._stop("spec-too-many-values", message, node.position, "write the values without aliases")
+        if max(node.size, self._count) > MAX_NODES:
+            message = f"the spec has more than {MAX_NODES:,} values, counting each alias as what it stands for"
+            raise self._stop("spec-too-many-values", message, node.position, "a spec needs about fifty; shorten it")
         anchor = getattr(event, "anchor", None)
         if anchor is not None:
             self._anchors[anchor] = node
@@ -342,15 +357,15 @@ class _Composer:
         """Returns whether the key may be used; notes a problem when not."""
         if not isinstance(key.value, str):
             what = "a section or list" if key.keys or key.items else shown_value(key.value)
-            message, hint = f"keys are text, got {what}", "write a known key, without ? and not as a number"
-            self.problems.append(self.problem("spec-key-not-text", message, key.position, hint))
+            message, hint = f"a key must be text, got {what}", "write a known key, without ? and not as a number"
+            self._note(self.problem("spec-key-not-text", message, key.position, hint))
         elif key.value == "<<":
             message, hint = "merge keys (<<) are not supported", "write the keys out"
-            self.problems.append(self.problem("spec-merge-key", message, key.position, hint))
+            self._note(self.problem("spec-merge-key", message, key.position, hint))
         elif key.value in seen:
             first = seen[key.value][0]
             message = f"the key {shown_text(key.value)} stands twice in the same section, first on line {first.line}"
-            self.problems.append(self.problem("spec-repeated-key", message, key.position, "remove one of the two"))
+            self._note(self.problem("spec-repeated-key", message, key.position, "remove one of the two"))
         else:
             return True
         return False
@@ -366,7 +381,7 @@ def shown_text(text: str) -> str:
 def shown_value(value: object) -> str:
     """Returns what was got, for a message: ``the text "on"``, ``the number 3``, ``true``, ``a list``, ``nothing``."""
     if value is None:
-        return "nothing"
+        return "no value"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -379,4 +394,5 @@ def shown_value(value: object) -> str:
 
 
 def _position(event: yaml.Event) -> Position:
-    return Position(line=event.start_mark.line + 1, column=event.start_mark.column + 1)
+    mark = event.start_mark
+    return Position(line=mark.line + 1, column=mark.column + 1) if mark else Position(line=1, column=1)

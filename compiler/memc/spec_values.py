@@ -105,7 +105,9 @@ def parse_size(value: object) -> Size:
         shown = f"{value:g}" if abs(value) < 1e9 else "22"
         raise fault("spec-size", f"a size needs a unit, got {shown_value(value)}", f"write for example {shown}GiB")
     if not isinstance(value, str):
-        raise fault("spec-size", f"a size is a number and a unit, got {shown_value(value)}", "write for example 22GiB")
+        raise fault(
+            "spec-size", f"a size must be a number and a unit, got {shown_value(value)}", "write for example 22GiB"
+        )
     try:
         size_bytes = parse_bytes(value) if len(value) <= MAX_UNIT_TEXT else 0
     except ValueError:
@@ -116,7 +118,9 @@ def parse_size(value: object) -> Size:
         ) from None
     if not 0 < size_bytes < MAX_SIZE_BYTES:
         raise fault(
-            "spec-out-of-range", f"a size is above 0 and below 1024 PiB, got {shown_text(value)}", "write a real size"
+            "spec-out-of-range",
+            f"a size must be above 0 and below 1024 PiB, got {shown_text(value)}",
+            "write a real size",
         )
     return Size(size_bytes, value.strip())
 
@@ -136,7 +140,7 @@ def parse_run_limit(value: object) -> RunLimit | None:
         return value if isinstance(value, RunLimit) else None
     hint = "write for example 24h, 90min, 3d, $40 or none"
     if not isinstance(value, str):
-        raise fault("spec-run-limit", f"a limit is a duration or money, got {shown_value(value)}", hint)
+        raise fault("spec-run-limit", f"a limit must be a duration or money, got {shown_value(value)}", hint)
     try:
         short = value if len(value) <= MAX_UNIT_TEXT else "0s"
         usd = parse_usd(short) if "$" in short else None
@@ -145,7 +149,7 @@ def parse_run_limit(value: object) -> RunLimit | None:
         raise fault("spec-run-limit", f"{shown_text(value)} is neither a duration nor money", hint) from None
     if not (0 < seconds <= MAX_SECONDS if seconds is not None else 0 < (usd or 0) <= MAX_USD):
         allowed = "above 0 and at most ten years or 10^9 dollars"
-        raise fault("spec-out-of-range", f"a limit is {allowed}, got {shown_text(value)}", hint)
+        raise fault("spec-out-of-range", f"a limit must be {allowed}, got {shown_text(value)}", hint)
     return RunLimit(seconds, usd, value.strip())
 
 
@@ -160,7 +164,9 @@ def check_text(value: str) -> str:
     """
     if not value.strip():
         raise fault(
-            "spec-empty-text", f"the text is empty, got {shown_text(value)}", "write a value or remove the line"
+            "spec-empty-text",
+            f"the text must not be empty, got {shown_text(value)}",
+            "write a value or remove the line",
         )
     for char in value:
         if unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t":
@@ -184,6 +190,17 @@ def check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
                 "spec-repeated-item", f"{shown_text(str(value))} stands twice in the list", "remove one of the two"
             )
     return values
+
+
+def check_modules(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns `values` unchanged when there is at least one and none stands twice.
+
+    Raises:
+        PydanticCustomError: Otherwise.
+    """
+    if not values:
+        raise fault("spec-empty-list", "the list of modules is empty", "write attention, all-linear or module names")
+    return check_unique(values)
 
 
 def _whole(value: object) -> object:
@@ -272,6 +289,6 @@ CheckpointEvery = Annotated[
 WORD, LIST = "<word>", "<list>"
 TargetModules = Annotated[
     Annotated[ModuleSet, Tag(WORD)]
-    | Annotated[tuple[Text, ...], Field(min_length=1, max_length=200), AfterValidator(check_unique), Tag(LIST)],
+    | Annotated[tuple[Text, ...], Field(max_length=200), AfterValidator(check_modules), Tag(LIST)],
     Discriminator(lambda value: WORD if isinstance(value, str) else LIST),
 ]
