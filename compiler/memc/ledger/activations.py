@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from memc.config import LossHead, Method, TrainingConfig
+from memc.config import LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts, NormKind
-from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.layer import LayerMode, layer_mode, saved_tensors
 from memc.ledger.parts import gpu_entry
@@ -69,7 +68,7 @@ def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -
                 _CHECKPOINT,
             )
         )
-    elif config.method is not Method.QLORA and config.lora is not None:
+    elif config.lora is not None:
         norm = next(norm for norm in model.groups[0].block.norms if norm.feeds)
         unused = -(4 * norm.width + 4 * norm.rows) * tokens
         entries.append(
@@ -82,7 +81,6 @@ def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -
                 _SOURCE,
             )
         )
-    last = model.groups[-1]
     recompute_last = bool(every) and (model.num_layers - 1) % every == 0
     if every:
         first = model.groups[0]
@@ -112,7 +110,6 @@ def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -
                 _SOURCE,
             )
         )
-    del last
     return entries
 
 
@@ -255,8 +252,3 @@ def _weight_cache(model: ModelFacts, config: TrainingConfig, mode: LayerMode) ->
             source,
         ),
     ]
-
-
-def stream_types(config: TrainingConfig) -> Dtypes:
-    """Returns the element sizes of a configuration (re-exported for the loss)."""
-    return dtypes(config)

@@ -37,7 +37,7 @@ def dtypes(config: TrainingConfig) -> Dtypes:
 
     Source: transformers Trainer and accelerate mixed precision (autocast over the loaded weights); DeepSpeed's bf16
         and fp16 sections (weights cast at initialisation, fp32 masters in the optimizer); PEFT
-        `autocast_adapter_dtype` and `prepare_model_for_kbit_training`.
+        `autocast_adapter_dtype`. What a 4-bit base leaves unquantised stays at 16 bits.
     """
     full = config.method is Method.FULL
     if config.precision is Precision.FP32:
@@ -50,13 +50,19 @@ def dtypes(config: TrainingConfig) -> Dtypes:
         stream = 4 if config.method is Method.QLORA else 2
         size = adapter if not full else 2
         return Dtypes(
-            weight=2, compute=2, stream=stream, adapter=adapter, gradient=size, autocast=False, masters=False, state=size
+            weight=2,
+            compute=2,
+            stream=stream,
+            adapter=adapter,
+            gradient=size,
+            autocast=False,
+            masters=False,
+            state=size,
         )
     if full:
         return Dtypes(weight=4, compute=2, stream=4, adapter=4, gradient=4, autocast=True, masters=False, state=4)
     assert config.lora is not None
     adapter = 4 if config.lora.precision is AdapterPrecision.FP32 else 2
-    stream = 4 if config.method is Method.QLORA else 2
     return Dtypes(
-        weight=2, compute=2, stream=stream, adapter=adapter, gradient=adapter, autocast=True, masters=False, state=adapter
+        weight=2, compute=2, stream=2, adapter=adapter, gradient=adapter, autocast=True, masters=False, state=adapter
     )

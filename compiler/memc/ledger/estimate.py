@@ -102,5 +102,3 @@ class Estimator:
         if part is None:
             part = self._parts[key] = Part(build())
         return part
-
-

@@ -14,9 +14,7 @@ from memc.units import ceil_div, next_power_of_two
 _LOAD = frozenset({Moment.LOAD})
 
 
-def host_entries(
-    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts
-) -> list[Entry]:
+def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     """Returns host entries of one node."""
     ranks, types = config.gpus_per_node, dtypes(config)
     entries = [
@@ -69,15 +67,14 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
     types, ranks = dtypes(config), config.gpus_per_node
     if config.method is Method.QLORA:
         largest = max(
-            [linear.weight_params for group in model.groups for linear in group.block.linears] + [model.embedding_params]
+            [linear.weight_params for group in model.groups for linear in group.block.linears]
+            + [model.embedding_params]
         )
         size, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
     else:
         size = ranks * types.weight * counts.total
         text = f"{ranks} ranks x {types.weight} B x {counts.total} elements: every rank reads the whole checkpoint"
-    return [
-        host_entry("checkpoint-in-memory", Account.PARAMETERS, size, _LOAD, text, "transformers from_pretrained")
-    ]
+    return [host_entry("checkpoint-in-memory", Account.PARAMETERS, size, _LOAD, text, "transformers from_pretrained")]
 
 
 def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
@@ -138,7 +135,10 @@ def _save(config: TrainingConfig, counts: ParamCounts) -> Entry:
     if config.method is Method.FULL:
         size, text = types.weight * counts.total, f"{types.weight} B x {counts.total} elements on rank 0"
     else:
-        size, text = types.adapter * counts.adapters, f"{types.adapter} B x {counts.adapters} adapter elements on rank 0"
+        size, text = (
+            types.adapter * counts.adapters,
+            f"{types.adapter} B x {counts.adapters} adapter elements on rank 0",
+        )
     return host_entry(
         "weights-being-saved", Account.PARAMETERS, size, frozenset({Moment.SAVE}), text, "transformers save_pretrained"
     )

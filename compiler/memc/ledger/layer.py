@@ -30,7 +30,6 @@ class LayerMode:
 
     Attributes:
         trains: Whether the base weights train.
-        quantized: Whether the base linears are 4-bit.
         adapted: Names of the linears that carry an adapter.
         rank: LoRA rank; 0 without adapters.
         dropout: Whether adapter inputs pass through dropout.
@@ -41,7 +40,6 @@ class LayerMode:
     """
 
     trains: bool
-    quantized: bool
     adapted: frozenset[str]
     rank: int
     dropout: bool
@@ -56,7 +54,6 @@ def layer_mode(config: TrainingConfig) -> LayerMode:
     lora = config.lora
     return LayerMode(
         trains=config.method is Method.FULL,
-        quantized=config.method is Method.QLORA,
         adapted=frozenset(lora.target_modules) if lora is not None else frozenset(),
         rank=lora.rank if lora is not None else 0,
         dropout=lora is not None and lora.dropout > 0,
@@ -93,7 +90,6 @@ def _norm(norm: Norm, mode: LayerMode) -> tuple[Saved, int]:
     types = mode.types
     width, rows = norm.width, norm.rows
     entering = types.stream if norm.feeds else types.compute
-    weight = 4 if mode.quantized and types.stream == 4 else types.weight
     if norm.kind is NormKind.LAYER:
         kept = 4 if types.autocast else entering
         text = f"{norm.name}: {kept} x {width} input + 8 x {rows} mean, rstd"
@@ -108,7 +104,7 @@ def _norm(norm: Norm, mode: LayerMode) -> tuple[Saved, int]:
     if mode.trains:
         size += entering * width
         text += f" + {entering} x {width} normalised for the weight gradient"
-    return Saved(norm.name, size, text), max(weight, entering)
+    return Saved(norm.name, size, text), max(types.weight, entering)
 
 
 def _linear_inputs(block: Block, mode: LayerMode, inputs: dict[str, int]) -> list[Saved]:
@@ -123,7 +119,9 @@ def _linear_inputs(block: Block, mode: LayerMode, inputs: dict[str, int]) -> lis
                 shared.add(linear.reads)
             else:
                 size = types.compute * linear.in_features
-                saved.append(Saved(f"{linear.name} input", size, f"{types.compute} x {linear.in_features} autocast copy"))
+                saved.append(
+                    Saved(f"{linear.name} input", size, f"{types.compute} x {linear.in_features} autocast copy")
+                )
         elif linear.name in mode.adapted:
             saved += _adapter(linear, mode, entering, shared)
     widths = {linear.reads: linear.in_features for linear in block.linears}
@@ -144,7 +142,9 @@ def _adapter(linear: Linear, mode: LayerMode, entering: int, shared: set[str]) -
     if entering == types.adapter == runs and not mode.dropout:
         shared.add(linear.reads)
     else:
-        saved.append(Saved(f"{linear.name} adapter input", runs * width, f"{runs} x {width} copy in the adapter's type"))
+        saved.append(
+            Saved(f"{linear.name} adapter input", runs * width, f"{runs} x {width} copy in the adapter's type")
+        )
     if mode.dropout:
         saved.append(Saved(f"{linear.name} dropout mask", width, f"1 x {width} bool"))
     saved.append(Saved(f"{linear.name} adapter inner", runs * mode.rank, f"{runs} x rank {mode.rank}"))

@@ -42,6 +42,18 @@ def _plain(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
             "transformers loss_utils.py ForCausalLMLoss, torch log_softmax backward",
         )
     ]
+    if config.lora is None:
+        size = types.compute * model.hidden_size * tokens
+        entries.append(
+            gpu_entry(
+                "head-input",
+                Account.ACTIVATIONS,
+                size,
+                _LOSS,
+                f"{types.compute} B x hidden {model.hidden_size} x {tokens} tokens, for the head's weight gradient",
+                "torch linear backward",
+            )
+        )
     if config.eval_batch_size:
         size = (types.compute + 8) * config.eval_batch_size * config.max_length * vocab
         entries.append(

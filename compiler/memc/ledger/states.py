@@ -115,7 +115,7 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
     if config.method is Method.QLORA:
         packed = nf4_bytes(counts.quantized, config.double_quantization, facts)
         rest = counts.total - counts.quantized
-        size = types.weight if config.engine is Engine.DEEPSPEED else types.stream
+        size = types.weight
         entries = [
             gpu_entry(
                 "base-weights-4bit",
@@ -132,7 +132,7 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
                 size * rest,
                 moments,
                 f"{size} B x {rest} elements of embedding, head, norms, biases",
-                "peft prepare_model_for_kbit_training",
+                "transformers BitsAndBytesConfig: linears outside the head are quantised",
             ),
         ]
     else:
@@ -281,9 +281,7 @@ def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) ->
     return entries
 
 
-def _zero_gradients(
-    config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str
-) -> list[Entry]:
+def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str) -> list[Entry]:
     """Returns gradients and the flat copies of the step, by stage."""
     zero = config.zero
     assert zero is not None

@@ -192,7 +192,7 @@ def _shorter(machine: Machine) -> list[Relaxation]:
     while low < high:
         middle = (low + high + 1) // 2
         length = middle * _SHORTEST
-        if _feasible_with(machine, lambda config, length=length: replace(config, max_length=length), question):
+        if _feasible_with(machine, _with_length(length), question):
             low = middle
         else:
             high = middle - 1
@@ -206,6 +206,10 @@ def _shorter(machine: Machine) -> list[Relaxation]:
             reason="the longest sequence that fits (in steps of 128)",
         )
     ]
+
+
+def _with_length(length: int) -> Callable[[TrainingConfig], TrainingConfig]:
+    return lambda config: replace(config, max_length=length)
 
 
 def _more_cards(machine: Machine) -> list[Relaxation]:
@@ -255,5 +259,3 @@ def _other_methods(machine: Machine) -> list[Relaxation]:
                 )
             ]
     return []
-
-

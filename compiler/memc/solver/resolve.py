@@ -166,7 +166,12 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
         add("hardware.nodes", "nodes-unsupported", "memc plans one node so far", "set hardware.nodes to 1")
     wanted_bf16 = pin.precision in (Precision.BF16, Precision.BF16_PURE)
     if wanted_bf16 and not gpu.bf16:
-        add("pin.precision", "no-bf16", f"{gpu.name} has no bf16 matrix units", "pin precision to fp16, or remove the pin")
+        add(
+            "pin.precision",
+            "no-bf16",
+            f"{gpu.name} has no bf16 matrix units",
+            "pin precision to fp16, or remove the pin",
+        )
     if pin.attention is Attention.FLASH_ATTENTION_2 and not gpu.flash_attention_2:
         add(
             "pin.attention",
@@ -196,7 +201,9 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
     for key, used in (("forbid", spec.ladder.forbid), ("require", spec.ladder.require)):
         for name in used:
             if name not in names:
-                add(f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names))
+                add(
+                    f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names)
+                )
     return found + _target_contradictions(loaded, model)
 
 
@@ -204,7 +211,10 @@ def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagno
     """Returns LoRA target modules that the model does not have."""
     spec, known = loaded.spec, model.linear_names()
     found = []
-    for field, targets in (("lora.target_modules", spec.lora.target_modules), ("pin.target_modules", spec.pin.target_modules)):
+    for field, targets in (
+        ("lora.target_modules", spec.lora.target_modules),
+        ("pin.target_modules", spec.pin.target_modules),
+    ):
         if targets is None or isinstance(targets, ModuleSet):
             continue
         missing = [name for name in targets if name not in known]
@@ -264,9 +274,7 @@ def _int_fact(key: str) -> int:
     return int(load_fact(key).value)
 
 
-def _as_asked(
-    loaded: LoadedSpec, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig
-) -> TrainingConfig:
+def _as_asked(loaded: LoadedSpec, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig) -> TrainingConfig:
     """Returns the configuration without any technique, pins applied."""
     spec, pin = loaded.spec, loaded.spec.pin
     world = spec.world_size

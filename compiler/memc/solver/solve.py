@@ -115,5 +115,3 @@ def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:
         provenance=provenance(machine, candidates, chosen),
         warnings=warnings(machine, chosen, best.time),
     )
-
-

@@ -18,9 +18,7 @@ def trail(machine: Machine, candidates: list[Candidate], chosen: Candidate | Non
         candidates: Everything that was considered.
         chosen: The plan; None when nothing fits.
     """
-    return tuple(
-        _step(machine, candidates, chosen, rung) for rung in range(1, max(machine.rungs.values()) + 1)
-    )
+    return tuple(_step(machine, candidates, chosen, rung) for rung in range(1, max(machine.rungs.values()) + 1))
 
 
 def rung_techniques(machine: Machine, rung: int) -> list[Technique]:

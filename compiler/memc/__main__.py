@@ -1,0 +1,5 @@
+"""`python -m memc`."""
+
+from memc.cli import main
+
+main()

@@ -1,0 +1,277 @@
+"""The command line: options, printing, exit codes. Nothing else prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+import memc
+from memc import driver
+from memc.driver import Answer, Change, Written
+from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
+from memc.plan import Infeasible, Plan
+
+_SPEC = click.argument("spec", type=click.Path(path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(memc.__version__, prog_name="memc", message="%(prog)s %(version)s")
+def app() -> None:
+    """Compile a short spec into launch files whose memory fits.
+
+    Exit codes: 0 ok, 1 internal error, 2 usage or invalid spec, 3 does not fit, 4 generated files stale or edited by
+    hand, 5 verification failed.
+    """
+
+
+@app.command("compile")
+@click.argument("specs", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Output folder (default: out/ beside the spec).")
+@click.option("--check", is_flag=True, help="Compare with what is there instead of writing; exit 4 when it differs.")
+@click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
+@_JSON
+def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, force: bool, as_json: bool) -> None:
+    """Solve each SPEC and write its launch files.
+
+    With several specs and -o, each gets a folder of its own under the output folder, named after the spec.
+    """
+    solved = [(spec, driver.answer(spec)) for spec in specs]
+    folders = [_folder(spec, output, len(specs)) for spec, _ in solved]
+    _require_distinct(folders)
+    outcomes: list[Written] = []
+    documents: list[dict[str, Any]] = []
+    code = ExitCode.OK
+    pending: list[tuple[Path, dict[str, str]]] = []
+    for (spec, answer), folder in zip(solved, folders, strict=True):
+        if as_json:
+            documents.append(answer.document())
+        if isinstance(answer.result, Infeasible):
+            code = ExitCode.DOES_NOT_FIT
+            if not as_json:
+                _print_report(answer)
+            continue
+        pending.append((folder, driver.generate(answer, folder, driver.compile_command(spec, folder))))
+    for folder, files in pending:
+        outcomes.append(driver.compare(files, folder) if check else driver.write(files, folder, force=force))
+    if as_json:
+        _print_json(documents[0] if len(documents) == 1 else documents)
+    for outcome in outcomes:
+        _say_written(outcome, check)
+    if not as_json and not check:
+        for _, answer in solved:
+            if isinstance(answer.result, Plan):
+                _print_verdict(answer)
+    stale = driver.stale(outcomes) if check else []
+    if stale:
+        raise MemcError(tuple(stale), ExitCode.STALE)
+    sys.exit(code)
+
+
+@app.command()
+@_SPEC
+@_JSON
+@click.option("--resolved", is_flag=True, help="Print the spec with every default filled in.")
+def explain(spec: Path, as_json: bool, resolved: bool) -> None:
+    """Show the ledger, the ladder and the clock of SPEC (a spec file or a folder that memc wrote)."""
+    answer = driver.answer(driver.spec_path_of(spec))
+    if resolved:
+        _print_json(answer.loaded.spec.resolved())
+    elif as_json:
+        _print_json(answer.document())
+    else:
+        _print_report(answer)
+    sys.exit(ExitCode.OK if isinstance(answer.result, Plan) else ExitCode.DOES_NOT_FIT)
+
+
+@app.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
+@click.option("--steps", type=click.IntRange(1, 1000), default=4, show_default=True, help="Optimizer steps to run.")
+@click.option("--timeout", type=click.FloatRange(1), default=900, show_default=True, help="Seconds before giving up.")
+@click.option("--random-weights", is_flag=True, help="Build the model from its config; shapes alone decide memory.")
+@_JSON
+def verify(folder: Path, device: str, steps: int, timeout: float, random_weights: bool, as_json: bool) -> None:
+    """Run the script in FOLDER for a few steps with the longest batch and compare with the ledger."""
+    from memc.verify import text_lines
+    from memc.verify import verify as run
+
+    outcome = run(
+        folder,
+        device=device,
+        steps=steps,
+        timeout_seconds=timeout,
+        random_weights=random_weights,
+        on_line=lambda line: click.echo(line, err=True),
+    )
+    if as_json:
+        _print_json(outcome.document())
+    else:
+        for line in text_lines(outcome):
+            click.echo(line)
+    sys.exit(ExitCode.OK if outcome.passed else ExitCode.VERIFICATION_FAILED)
+
+
+@app.command()
+@click.argument("name", required=False)
+@_JSON
+def gpus(name: str | None, as_json: bool) -> None:
+    """List the GPUs of the catalogue, or show one."""
+    from memc.facts import gpu_rows, load_gpu
+
+    if name is not None:
+        _print_record(load_gpu(name), as_json)
+        return
+    rows = [
+        {
+            "key": row.key,
+            "name": row.name,
+            "capacity_gib": None if row.facts.capacity_bytes is None else round(row.facts.capacity_bytes / 2**30, 2),
+            "bf16": row.facts.bf16,
+            "usd_per_hour": row.facts.usd_per_hour,
+        }
+        for row in gpu_rows()
+    ]
+    _print_rows(rows, as_json)
+
+
+@app.command()
+@click.argument("name", required=False)
+@_JSON
+def models(name: str | None, as_json: bool) -> None:
+    """List the models of the catalogue, or show one (a key, a folder or a config.json)."""
+    from memc.facts import load_model, model_rows
+
+    if name is not None:
+        _print_record(load_model(name, base_dir=Path()), as_json)
+        return
+    rows = [
+        {
+            "key": row.key,
+            "model_type": row.model_type,
+            "params": row.params,
+            "verified": row.verified,
+            "priced": row.priced,
+        }
+        for row in model_rows()
+    ]
+    _print_rows(rows, as_json)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits with one of `ExitCode`."""
+    try:
+        app.main(args=None if arguments is None else list(arguments), prog_name="memc", standalone_mode=False)
+    except MemcError as error:
+        _fail(error.diagnostics, error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(ExitCode.USAGE)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.OK)
+
+
+def _folder(spec: Path, output: Path | None, specs: int) -> Path:
+    if output is None:
+        return spec.parent / "out" if specs == 1 else spec.parent / f"{spec.stem}-out"
+    return output if specs == 1 else output / spec.stem
+
+
+def _require_distinct(folders: list[Path]) -> None:
+    seen: set[Path] = set()
+    for folder in folders:
+        if folder.resolve() in seen:
+            raise usage_error(
+                "same-folder",
+                f"two specs would be written to {folder}",
+                hint="compile them one by one, each with its -o",
+            )
+        seen.add(folder.resolve())
+
+
+def _say_written(outcome: Written, check: bool) -> None:
+    """Says on standard error what happened to each file."""
+    verb = {Change.CREATE: "created", Change.UPDATE: "updated", Change.IDENTICAL: "unchanged"}
+    for name, change in outcome.changes.items():
+        if change is Change.IDENTICAL:
+            continue
+        shown = str(change) if check else verb.get(change, str(change) if change is Change.LEFT_OVER else "overwritten")
+        click.echo(f"{shown}: {outcome.folder / name}", err=True)
+    if outcome.current:
+        click.echo(f"current: {outcome.folder}", err=True)
+
+
+def _print_report(answer: Answer) -> None:
+    from memc.report import plan_report, refusal_report
+
+    result = answer.result
+    _console().print(plan_report(result) if isinstance(result, Plan) else refusal_report(result))
+
+
+def _print_verdict(answer: Answer) -> None:
+    from memc.report import plan_verdict
+
+    assert isinstance(answer.result, Plan)
+    for line in plan_verdict(answer.result):
+        click.echo(line)
+
+
+def _console() -> Any:
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 120)
+    return Console(highlight=False, width=width, soft_wrap=False)
+
+
+def _print_json(document: Any) -> None:
+    click.echo(json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False))
+
+
+def _print_record(record: Any, as_json: bool) -> None:
+    from memc.document import record_document
+
+    document = record_document(record)
+    if as_json:
+        _print_json(document)
+        return
+    import yaml
+
+    click.echo(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    """Prints a listing as JSON or as an aligned table."""
+    if as_json:
+        _print_json(rows)
+        return
+    cells = [list(rows[0]), *([_cell(value) for value in row.values()] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(cells[0]))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    show: dict[type, Callable[[Any], str]] = {bool: lambda v: "yes" if v else "no", int: lambda v: f"{v:,}"}
+    return "-" if value is None else show.get(type(value), str)(value)
+
+
+def _fail(diagnostics: tuple[Diagnostic, ...], code: ExitCode) -> None:
+    for diagnostic in diagnostics:
+        click.echo(str(diagnostic), err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

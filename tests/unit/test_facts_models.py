@@ -1,0 +1,218 @@
+"""Models: exact parameter counts from the config alone, and what `load_model` says when it cannot."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from memc.errors import ExitCode, MemcError
+from memc.facts import (
+    Component,
+    NormKind,
+    architecture_keys,
+    default_lora_targets,
+    ledger_described,
+    load_model,
+    lora_params,
+    model_keys,
+    model_rows,
+)
+
+CASES = yaml.safe_load((Path(__file__).parents[1] / "cases" / "parameters.yaml").read_text())["cases"]
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+}
+
+
+def write_config(folder: Path, **changes: object) -> Path:
+    folder.mkdir(exist_ok=True)
+    config = {key: value for key, value in {**LLAMA, **changes}.items() if value != "absent"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def error_of(reference: str, base_dir: Path) -> MemcError:
+    with pytest.raises(MemcError) as caught:
+        load_model(reference, base_dir=base_dir)
+    assert caught.value.exit_code is ExitCode.USAGE
+    return caught.value
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["model"])
+def test_catalogue_counts_are_exact(case: dict, tmp_path: Path) -> None:
+    model = load_model(case["model"], base_dir=tmp_path)
+    by_component = model.params_by_component()
+    assert model.total_params == case["params"]
+    assert sum(by_component.values()) == case["params"]
+    assert by_component[Component.HEAD] == case["head_params"]
+    assert model.tied == case["tied"]
+    table = model.vocab_size * model.hidden_size
+    assert case["embedding_params"] in (by_component[Component.EMBEDDING], table)
+
+
+def test_every_described_catalogue_model_has_a_case() -> None:
+    covered = {case["model"] for case in CASES}
+    assert {row.key for row in model_rows() if row.described} - covered == {"facebook/opt-350m"}
+    assert len(covered) == 83
+
+
+def test_listing_names_every_model_once() -> None:
+    rows = model_rows()
+    assert tuple(sorted(row.key for row in rows)) == model_keys()
+    assert len(rows) == 132
+    names = [name.casefold() for row in rows for name in (row.key, *row.aliases)]
+    assert len(names) == len(set(names))
+    assert all(row.described for row in rows if row.priced)
+
+
+def test_alias_key_and_case_lead_to_the_same_shape(tmp_path: Path) -> None:
+    base = load_model("Qwen/Qwen2.5-7B", base_dir=tmp_path)
+    alias = load_model("qwen/qwen2.5-7b-INSTRUCT", base_dir=tmp_path)
+    assert alias.groups == base.groups
+    assert alias.key == "qwen/qwen2.5-7b-INSTRUCT"
+    assert base.checked == "2026-11-29"
+    assert "Qwen--Qwen2.5-7B.yaml" in base.source
+
+
+def test_an_alias_may_differ_in_a_setting(tmp_path: Path) -> None:
+    first = load_model("mistralai/Mistral-7B-v0.1", base_dir=tmp_path)
+    second = load_model("mistralai/Mistral-7B-Instruct-v0.2", base_dir=tmp_path)
+    assert first.groups[0].block.attention.sliding_window == 4096
+    assert second.groups[0].block.attention.sliding_window is None
+    assert second.total_params == first.total_params
+
+
+def test_folder_config_file_and_bare_name(tmp_path: Path) -> None:
+    folder = write_config(tmp_path / "mine")
+    by_folder = load_model("mine", base_dir=tmp_path)
+    assert by_folder == load_model("mine/config.json", base_dir=tmp_path)
+    assert by_folder == load_model(str(folder), base_dir=Path("/"))
+    assert by_folder.key == "mine"
+    assert by_folder.num_layers == 3
+    assert by_folder.checkpoint_bytes_per_param == 4
+    block = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160 + 2 * 64
+    assert by_folder.total_params == 2 * 100 * 64 + 64 + 3 * block
+
+
+def test_a_local_folder_wins_over_the_catalogue(tmp_path: Path) -> None:
+    (tmp_path / "Qwen").mkdir()
+    write_config(tmp_path / "Qwen" / "Qwen2.5-7B")
+    assert load_model("Qwen/Qwen2.5-7B", base_dir=tmp_path).hidden_size == 64
+
+
+def test_layers_that_differ_form_groups(tmp_path: Path) -> None:
+    gemma = load_model("google/gemma-2-2b", base_dir=tmp_path)
+    assert [group.count for group in gemma.groups] == [1] * 26
+    assert [group.block.attention.sliding_window for group in gemma.groups[:3]] == [4096, None, 4096]
+    assert gemma.groups[0].block.attention.logit_softcap == 50.0
+    assert gemma.logit_softcap == 30.0
+    assert {norm.kind for norm in gemma.groups[0].block.norms} == {NormKind.RMS_FP32_WEIGHT}
+    gemma3 = load_model("google/gemma-3-1b-pt", base_dir=tmp_path)
+    assert [group.count for group in gemma3.groups] == [5, 1, 5, 1, 5, 1, 5, 1, 2]
+
+
+def test_only_plain_decoders_are_priced() -> None:
+    priced = [key for key in architecture_keys() if ledger_described(key)]
+    assert priced == ["gemma", "gemma2", "gemma3_text", "llama", "mistral", "phi3", "qwen2", "qwen3", "smollm3"]
+    assert not ledger_described("t5")
+
+
+def test_priced_blocks_name_what_every_linear_reads(tmp_path: Path) -> None:
+    known = {"attention_input", "attention_output", "mlp_input", "mlp_product"}
+    for row in model_rows():
+        if row.priced:
+            for group in load_model(row.key, base_dir=tmp_path).groups:
+                assert {linear.reads for linear in group.block.linears} == known
+                assert {norm.feeds for norm in group.block.norms} - {""} == {"attention_input", "mlp_input"}
+                assert not group.block.tensors
+
+
+def test_lora_counts(tmp_path: Path) -> None:
+    model = load_model("meta-llama/Meta-Llama-3-8B", base_dir=tmp_path)
+    targets = default_lora_targets(model, "all-linear")
+    assert targets == ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert default_lora_targets(model, "attention") == targets[:4]
+    assert lora_params(model, targets, 16) == 41_943_040
+    assert lora_params(model, ("q_proj", "v_proj"), 8) == 3_407_872
+
+
+def test_lora_target_that_does_not_exist(tmp_path: Path) -> None:
+    model = load_model("microsoft/Phi-3-mini-4k-instruct", base_dir=tmp_path)
+    with pytest.raises(MemcError, match="no linear called 'q_proj'; nearest: qkv_proj"):
+        lora_params(model, ("q_proj",), 8)
+
+
+def test_unknown_hub_id(tmp_path: Path) -> None:
+    message = str(error_of("Qwen/Qwen2.5-7B-Instrct", tmp_path))
+    assert "model-unknown" in message
+    assert "nothing is downloaded" in message
+    assert "Qwen/Qwen2.5-7B-Instruct" in message
+    assert "pass the model's folder or its config.json" in message
+
+
+def test_path_that_holds_no_config(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "holds no config.json" in str(error_of("./empty", tmp_path))
+    assert "does not exist" in str(error_of("./absent", tmp_path))
+    assert "does not exist" in str(error_of("absent/config.json", tmp_path))
+
+
+def test_unknown_model_type(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", model_type="qwen9")
+    message = str(error_of("m", tmp_path))
+    assert "model-type-unknown" in message
+    assert "'qwen9' has no architecture description (nearest: qwen" in message
+    assert "llama, mistral" in message
+
+
+def test_all_missing_keys_are_named_together(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", vocab_size="absent", hidden_size="absent", num_attention_heads=0)
+    error = error_of("m", tmp_path)
+    assert [(d.code, d.where.field) for d in error.diagnostics if d.where] == [
+        ("model-config-missing-key", "hidden_size"),
+        ("model-config-bad-value", "num_attention_heads"),
+        ("model-config-missing-key", "vocab_size"),
+    ]
+    assert "m/config.json has no hidden_size" in error.diagnostics[0].message
+
+
+def test_missing_model_type(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", model_type="absent")
+    assert "has no model_type" in str(error_of("m", tmp_path))
+
+
+@pytest.mark.parametrize(("text", "words"), [("{'a': 1}", "is not JSON"), ("[1]", "must hold a JSON object")])
+def test_malformed_config(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    assert words in str(error_of("config.json", tmp_path))
+
+
+def test_malformed_config_names_the_place(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{\n  "hidden_size": 1,\n  oops\n}')
+    where = error_of("config.json", tmp_path).diagnostics[0].where
+    assert where is not None
+    assert (where.line, where.column) == (3, 3)
+
+
+def test_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", quantization_config={"quant_method": "gptq", "bits": 4})
+    message = str(error_of("m", tmp_path))
+    assert "already quantised (gptq)" in message
+    assert "method: qlora" in message
+
+
+def test_a_variant_outside_the_description_is_refused(tmp_path: Path) -> None:
+    message = str(error_of("facebook/opt-350m", tmp_path))
+    assert "model-config-unsupported" in message
+    assert "do_layer_norm_before" in message
+
+
+def test_family_without_description(tmp_path: Path) -> None:
+    assert "model_type 't5' has no architecture description" in str(error_of("google-t5/t5-small", tmp_path))
