@@ -155,7 +155,7 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
                 loaded.diagnostic(
                     "pin.loss",
                     "not-rendered",
-                    "TRL's SFTTrainer always computes the loss in chunks, so a plain loss can be priced but not rendered",
+                    "TRL's SFTTrainer always computes the loss in chunks: a plain loss can be priced, not rendered",
                     "remove pin.loss, or look at the price alone with memc explain",
                 ),
             )

@@ -73,7 +73,7 @@ def test_catalogue_is_consistent() -> None:
             assert 0.4 < gpu.achieved_memory_bytes_per_second / gpu.memory_bytes_per_second < 1.05, gpu.key
         for precision, achieved in gpu.achieved_flops_per_second.items():
             peak = gpu.peak_flops_per_second.get(precision)
-            assert peak is None or achieved < 1.25 * peak, (gpu.key, precision)
+            assert peak is None or achieved <= 1.6 * peak, (gpu.key, precision)
 
 
 def test_library_facts() -> None:
@@ -94,5 +94,5 @@ def test_context_sizes_lie_in_their_band() -> None:
 
 
 def test_unknown_fact_names_the_nearest() -> None:
-    with pytest.raises(MemcError, match="nearest: deepspeed.sub_group_elements"):
+    with pytest.raises(MemcError, match=r"nearest: deepspeed\.sub_group_elements"):
         load_fact("deepspeed.subgroup_elements")

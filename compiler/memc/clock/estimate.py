@@ -51,7 +51,6 @@ class Clock:
         compute = max(compute, floor - bandwidth)
         exposed = max(0.0, self._communication(config, counts) - facts.overlap * compute)
         offload = max(0.0, self._transfers(config, counts) - facts.overlap * compute) + self._cpu_adam(config, counts)
-        step = compute + bandwidth + exposed + offload
         mean = max((compute + bandwidth) * length_share, floor) + exposed + offload
         total = None if total_steps is None else total_steps * mean
         usd = None

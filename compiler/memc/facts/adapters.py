@@ -42,8 +42,8 @@ def default_lora_targets(model: ModelFacts, kind: Literal["attention", "all-line
 
     Args:
         model: The model.
-        kind: ``attention`` for the projections of attention, ``all-linear`` for every linear of the blocks (PEFT's
-            ``all-linear`` leaves out the output head too).
+        kind: ``attention`` for the projections of attention, ``all-linear`` for every linear of the blocks. PEFT's
+            word ``all-linear`` leaves out the output head too, but adapts fused experts besides: pass these names.
     """
     components = {Component.ATTENTION} if kind == "attention" else set(Component)
     names: dict[str, None] = {}

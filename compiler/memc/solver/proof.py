@@ -79,7 +79,7 @@ def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resou
     largest = ", ".join(f"{account} {format_gib(size)}" for account, size in accounts if size)
     where = "each GPU" if binding is Resource.GPU else "the host"
     return (
-        f"as asked, the run needs {format_gib(asked.gpu.required_bytes)} on each GPU, in phase {asked.gpu.binding_phase}",
+        f"as asked, it needs {format_gib(asked.gpu.required_bytes)} on each GPU, in phase {asked.gpu.binding_phase}",
         f"at best it needs {format_gib(bill.required_bytes)} on {where} in phase {bill.binding_phase}; the budget is "
         f"{format_gib(limit_bytes)}",
         f"there: {largest}",

@@ -1,4 +1,4 @@
-"""Sentences that a person must read with a plan: thin margins, failure boundaries, assumptions that carry the answer."""
+"""Sentences that a person must read with a plan: thin margins, failure boundaries, assumptions."""
 
 from __future__ import annotations
 
