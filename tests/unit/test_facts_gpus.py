@@ -1,7 +1,6 @@
 """GPUs and library facts: what is loaded, under which names, and what an unknown name says."""
 
 import pytest
-
 from memc.errors import MemcError
 from memc.facts import fact_keys, gpu_keys, gpu_rows, load_fact, load_gpu
 

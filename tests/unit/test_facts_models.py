@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from memc.errors import ExitCode, MemcError
 from memc.facts import (
     Component,

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from memc.errors import MemcError
 from memc.facts import gpu_keys, model_keys
 from memc.facts.documents import parse_spec, read_names
