@@ -34,7 +34,7 @@ class ClockFacts:
     assumptions: tuple[str, ...] = ()
 
 
-def clock_facts(gpu: GpuFacts, precision: Precision) -> ClockFacts:
+def clock_facts(gpu: GpuFacts, precision: Precision, world_size: int) -> ClockFacts:
     """Returns the rates of one card: measured ones where the catalogue has them, else a share of the datasheet.
 
     Raises:
@@ -62,7 +62,7 @@ def clock_facts(gpu: GpuFacts, precision: Precision) -> ClockFacts:
         flops_per_second=matmul * _share("kernels.training_share_of_matmul"),
         memory_bytes_per_second=memory,
         pcie_bytes_per_second=pcie,
-        bus_bytes_per_second=_bus(gpu, notes),
+        bus_bytes_per_second=_bus(gpu, notes if world_size > 1 else []),
         host_params_per_second=_share("host.cpu_adam_params_per_second_node"),
         kernel_launch_seconds=_share("kernels.launch_seconds"),
         overlap=_share("kernels.overlap_share"),

@@ -310,7 +310,7 @@ LADDER: tuple[Technique, ...] = (
         accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES),
         fidelity=Fidelity.NUMERICS,
         needs="peft, bitsandbytes, a spec that allows it",
-        boundary="Dequantises every weight in every pass; embeddings, head and norms grow to fp32.",
+        boundary="Dequantises every weight in every pass; embeddings and head stay at 16 bits.",
         why_not=_method_why_not(Method.QLORA),
         apply=_qlora,
     ),

@@ -41,7 +41,7 @@ def machine_for(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: i
     """
     facts = ledger_facts(gpu)
     question = resolve(loaded, model, gpu, facts, samples)
-    clock = Clock(model, clock_facts(gpu, question.asked.precision))
+    clock = Clock(model, clock_facts(gpu, question.asked.precision, question.asked.world_size))
     return Machine(question, Estimator(model, facts), clock)
 
 
