@@ -23,11 +23,14 @@ def wall_seconds(command: list[str]) -> float:
     """Returns the wall-clock seconds of one run of `command` as a process of its own.
 
     Raises:
-        subprocess.CalledProcessError: When it exits with anything but 0.
+        RuntimeError: When it exits with anything but 0.
     """
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=os.environ | {"NO_COLOR": "1"})
-    return time.perf_counter() - start
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NO_COLOR": "1"})
+    seconds = time.perf_counter() - start
+    if done.returncode != 0:
+        raise RuntimeError(f"{command} exited {done.returncode}:\n{done.stdout}{done.stderr}")
+    return seconds
 
 
 def measure(spec: Path, runs: int) -> dict[str, float | int | str]:
@@ -72,4 +75,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -37,13 +37,25 @@ def test_old_cards_have_no_bf16() -> None:
 def test_unverified_figures_are_unknown() -> None:
     a10g = load_gpu("a10g")
     assert "bf16" not in a10g.peak_flops_per_second
-    assert load_gpu("rtx-4080").capacity_bytes is None
+    assert load_gpu("l40").capacity_bytes is None
     assert load_gpu("rtx-3090").nvlink_bytes_per_second is None
 
 
 def test_a_name_for_several_cards_lists_them() -> None:
     with pytest.raises(MemcError, match=r"'h100' fits 3 GPUs: h100-nvl-94gb, h100-pcie-80gb, h100-sxm5-80gb"):
         load_gpu("h100")
+
+
+def test_words_in_any_order_narrow_the_choice() -> None:
+    with pytest.raises(MemcError, match="fits 2 GPUs: a100-pcie-80gb, a100-sxm4-80gb"):
+        load_gpu("A100 80GB")
+    assert load_gpu("80gb sxm4 a100").key == "a100-sxm4-80gb"
+
+
+def test_a_derived_capacity_says_so() -> None:
+    gpu = load_gpu("rtx-4080")
+    assert gpu.capacity_bytes == load_gpu("rtx-4080-super").capacity_bytes
+    assert "derived, not observed on this card" in gpu.source
 
 
 @pytest.mark.parametrize("name", ["rtx-4080-supr", "", "NVIDIA"])

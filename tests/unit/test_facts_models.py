@@ -213,5 +213,12 @@ def test_a_variant_outside_the_description_is_refused(tmp_path: Path) -> None:
     assert "do_layer_norm_before" in message
 
 
+def test_dropout_is_refused_where_the_block_does_not_describe_it(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", attention_dropout=0.0)
+    assert load_model("m", base_dir=tmp_path).hidden_size == 64
+    write_config(tmp_path / "m", attention_dropout=0.1)
+    assert "sets attention_dropout to 0.1" in str(error_of("m", tmp_path))
+
+
 def test_family_without_description(tmp_path: Path) -> None:
     assert "model_type 't5' has no architecture description" in str(error_of("google-t5/t5-small", tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -49,24 +50,31 @@ def load_gpu(name: str) -> GpuFacts:
         if _fold(key) == folded:
             return _gpu(key)
     names = {key: read_names(_FOLDER, key) for key in gpu_keys()}
-    exact = [key for key, known in names.items() if folded and folded in {_fold(alias) for alias in known}]
-    if len(exact) == 1:
-        return _gpu(exact[0])
-    partial = (
-        exact
-        or [key for key in names if folded and _fold(key).startswith(folded)]
-        or [key for key in names if folded and _fold(key).endswith(folded)]
-    )
-    if len(partial) == 1:
-        return _gpu(partial[0])
-    if partial:
+    found = _matches(name, names)
+    if len(found) == 1:
+        return _gpu(found[0])
+    if found:
         raise usage_error(
             "gpu-ambiguous",
-            f"{name!r} fits {len(partial)} GPUs: {', '.join(partial)}",
+            f"{name!r} fits {len(found)} GPUs: {', '.join(found)}",
             hint="write one of these keys",
         )
     known_names = [*names, *(alias for known in names.values() for alias in known)]
     raise unknown_name("gpu", name, known_names, hint="memc gpus lists the catalogue")
+
+
+def _matches(name: str, names: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns the keys that `name` may mean: by alias, else by start or end of the key, else by all its words."""
+    folded = _fold(name)
+    words = _VENDOR_WORDS.sub(" ", name.casefold()).replace("-", " ").replace("_", " ").split()
+    if not folded:
+        return []
+    return (
+        [key for key, known in names.items() if folded in {_fold(alias) for alias in known}]
+        or [key for key in names if _fold(key).startswith(folded)]
+        or [key for key in names if _fold(key).endswith(folded)]
+        or [key for key in names if set(words) <= set(key.split("-"))]
+    )
 
 
 def _fold(name: str) -> str:

@@ -274,7 +274,7 @@ def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) ->
     if zero.offload_optimizer is Offload.NONE:
         entries += [
             gpu_entry("master-weights", Account.MASTER_WEIGHTS, 4 * share, ALWAYS, f"4 B x {text}", _ZERO),
-            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 8 * share, ALWAYS, f"2 moments x 4 B x {text}", _ZERO),
+            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 8 * share, AFTER_LOAD, f"2 moments x 4 B x {text}", _ZERO),
         ]
     entries += _zero_gradients(config, counts, types, share, text)
     entries += _zero_buckets(config, counts)
@@ -316,16 +316,28 @@ def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, 
             )
         ]
     held = share if zero.stage == 2 else counts.trainable
+    while_step = stays if zero.stage == 2 else stays - {Moment.STEP}
     entries = [
         gpu_entry(
             "gradients",
             Account.GRADIENTS,
             size * held,
-            stays,
+            while_step if zero.stage else stays,
             f"{size} B x {held} elements" + (" of this rank's partition" if zero.stage == 2 else ""),
             _ZERO,
         )
     ]
+    if zero.stage == 1:
+        entries.append(
+            gpu_entry(
+                "gradients-of-partition",
+                Account.GRADIENTS,
+                size * share,
+                frozenset({Moment.STEP}),
+                f"{size} B x {text}: the rest is freed once reduced",
+                _ZERO,
+            )
+        )
     if zero.stage:
         entries.append(
             gpu_entry(
