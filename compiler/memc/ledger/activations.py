@@ -68,19 +68,6 @@ def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -
                 _CHECKPOINT,
             )
         )
-    elif config.lora is not None:
-        norm = next(norm for norm in model.groups[0].block.norms if norm.feeds)
-        unused = -(4 * norm.width + 4 * norm.rows) * tokens
-        entries.append(
-            gpu_entry(
-                "first-layer-input-norm",
-                Account.ACTIVATIONS,
-                unused,
-                _UNTIL_BACKWARD,
-                f"{unused} B: frozen embeddings need no gradient, so the first norm keeps nothing",
-                _SOURCE,
-            )
-        )
     recompute_last = bool(every) and (model.num_layers - 1) % every == 0
     if every:
         first = model.groups[0]

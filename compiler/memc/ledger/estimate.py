@@ -82,7 +82,7 @@ class Estimator:
             self._part(("activations", kind, shape, saved), lambda: activation_entries(model, config)),
             self._part(("loss", kind, shape), lambda: loss_entries(model, config, facts)),
             self._part(
-                ("workspace", config.method, world, config.expandable_segments),
+                ("workspace", config.method, world, config.expandable_segments or shape),
                 lambda: workspace_entries(model, config, facts),
             ),
             self._part(

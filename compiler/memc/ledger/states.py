@@ -274,7 +274,9 @@ def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) ->
     if zero.offload_optimizer is Offload.NONE:
         entries += [
             gpu_entry("master-weights", Account.MASTER_WEIGHTS, 4 * share, ALWAYS, f"4 B x {text}", _ZERO),
-            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 8 * share, AFTER_LOAD, f"2 moments x 4 B x {text}", _ZERO),
+            gpu_entry(
+                "adam-moments", Account.OPTIMIZER_STATES, 8 * share, AFTER_LOAD, f"2 moments x 4 B x {text}", _ZERO
+            ),
         ]
     entries += _zero_gradients(config, counts, types, share, text)
     entries += _zero_buckets(config, counts)

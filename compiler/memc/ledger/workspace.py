@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.config import Method, TrainingConfig
+from memc.config import LossHead, Method, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.entries import Account, Entry, Moment, Resource
@@ -40,11 +40,13 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
             resource=Resource.GPU,
             bytes=facts.segment_bytes,
             moments=ALWAYS,
-            formula=f"{facts.segment_bytes} B: pages of the two pools that no block fills",
-            source="torch CUDACachingAllocator.cpp expandable segments",
+            formula=f"{facts.segment_bytes} B: the end of the large pool that no block fills",
+            source="torch CUDACachingAllocator.cpp",
             in_allocator=False,
-            uncertainty_bytes=facts.segment_bytes,
-            uncertainty="holes depend on the order of allocations",
+            uncertainty_bytes=facts.segment_bytes
+            + (0 if config.expandable_segments else _largest_tensor(model, config)),
+            uncertainty="holes depend on the order of allocations"
+            + ("" if config.expandable_segments else "; fixed segments can strand one of the largest tensor"),
         ),
     ]
     if config.world_size > 1:
@@ -75,3 +77,11 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
             )
         )
     return entries
+
+
+def _largest_tensor(model: ModelFacts, config: TrainingConfig) -> int:
+    """Returns the bytes of the largest tensor of the step that is freed and asked for again: logits, or MLP inner."""
+    widest = max(group.block.mlp.intermediate for group in model.groups)
+    if config.loss is LossHead.PLAIN:
+        widest = max(widest, 2 * model.vocab_size)
+    return 2 * widest * config.micro_batch_tokens
