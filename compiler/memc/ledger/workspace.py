@@ -13,6 +13,7 @@ _RUNNING = ALWAYS - {Moment.LOAD}
 
 def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
     """Returns the workspace entries of one GPU, inside and outside the allocator."""
+    stranded = 0 if config.expandable_segments else _largest_tensor(model, config)
     entries = [
         gpu_entry(
             "cublas-workspaces",
@@ -46,7 +47,7 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
             uncertainty_bytes=facts.segment_bytes
             + (0 if config.expandable_segments else _largest_tensor(model, config)),
             uncertainty="holes depend on the order of allocations"
-            + ("" if config.expandable_segments else "; fixed segments can strand one of the largest tensor"),
+            + ("" if not stranded else "; fixed segments can strand one of the largest tensor"),
         ),
     ]
     if config.world_size > 1:
