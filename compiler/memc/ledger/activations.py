@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from memc.config import LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts, NormKind
 from memc.ledger.entries import Account, Entry, Moment
@@ -27,9 +29,34 @@ def activation_entries(model: ModelFacts, config: TrainingConfig) -> list[Entry]
     return entries
 
 
-def checkpointed_layers(layers: int, every: int) -> int:
-    """Returns how many of `layers` are checkpointed: those whose index is a multiple of `every` (0: none)."""
-    return ceil_div(layers, every) if every else 0
+@dataclass(frozen=True, slots=True)
+class LayerGroup:
+    """Layers of one shape under a checkpointing setting.
+
+    Attributes:
+        block: Their shape.
+        kept: How many keep all their activations.
+        checkpointed: How many keep their input only.
+    """
+
+    block: Block
+    kept: int
+    checkpointed: int
+
+
+def layer_groups(model: ModelFacts, every: int) -> tuple[LayerGroup, ...]:
+    """Returns the layers of a model, split by whether they are checkpointed.
+
+    Source: transformers modeling_utils._set_gradient_checkpointing: layer i is checkpointed when i % every == 0,
+        counted over the whole model (every 0: none).
+    """
+    groups, first = [], 0
+    for group in model.groups:
+        after = first + group.count
+        marked = ceil_div(after, every) - ceil_div(first, every) if every else 0
+        groups.append(LayerGroup(group.block, group.count - marked, marked))
+        first = after
+    return tuple(groups)
 
 
 def saved_per_token(block: Block, mode: LayerMode) -> int:
@@ -38,66 +65,63 @@ def saved_per_token(block: Block, mode: LayerMode) -> int:
 
 
 def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns what layers keep, checkpointed and not."""
+    """Returns what layers keep, checkpointed and not, and the one that backward recomputes."""
     tokens, every = config.micro_batch_tokens, config.checkpoint_every
-    total, kept_layers, per_token = 0, 0, 0
-    for group in model.groups:
-        stored = group.count - checkpointed_layers(group.count, every)
-        per_token = saved_per_token(group.block, mode)
-        total += stored * per_token * tokens
-        kept_layers += stored
+    groups = layer_groups(model, every)
+    kept = [(saved_per_token(group.block, mode), group.kept) for group in groups if group.kept]
+    inputs = sum(group.checkpointed for group in groups)
+    stream = mode.types.stream
     entries = [
         gpu_entry(
             "layer-activations",
             Account.ACTIVATIONS,
-            total,
+            sum(size * count for size, count in kept) * tokens,
             _UNTIL_BACKWARD,
-            f"{per_token} B/token/layer x {tokens} tokens x {kept_layers} layers",
+            f"{_summed(kept)} B/token x {tokens} tokens",
             _SOURCE,
-        )
+        ),
+        gpu_entry(
+            "layer-checkpoints",
+            Account.ACTIVATIONS,
+            stream * model.hidden_size * tokens * inputs,
+            _UNTIL_BACKWARD,
+            f"{stream} B x hidden {model.hidden_size} x {tokens} tokens x {inputs} layer inputs",
+            _CHECKPOINT,
+        ),
     ]
-    if every:
-        layers = model.num_layers - kept_layers
-        entries.append(
-            gpu_entry(
-                "layer-checkpoints",
-                Account.ACTIVATIONS,
-                mode.types.stream * model.hidden_size * tokens * layers,
-                _UNTIL_BACKWARD,
-                f"{mode.types.stream} B x hidden {model.hidden_size} x {tokens} tokens x {layers} layer inputs",
-                _CHECKPOINT,
-            )
+    lowest, highest = saved_per_token(groups[0].block, mode), saved_per_token(groups[-1].block, mode)
+    recomputes_last = bool(every) and (model.num_layers - 1) % every == 0
+    what = "recomputed" if every else "still kept"
+    entries.append(
+        gpu_entry(
+            "lowest-layer",
+            Account.ACTIVATIONS,
+            lowest * tokens,
+            frozenset({Moment.BACKWARD_LAST_LAYER}),
+            f"{lowest} B/token x {tokens} tokens of the layer next to the embedding, {what}",
+            _CHECKPOINT if every else _SOURCE,
         )
-    recompute_last = bool(every) and (model.num_layers - 1) % every == 0
-    if every:
-        first = model.groups[0]
-        size = saved_per_token(first.block, mode) * tokens
-        again = frozenset({Moment.BACKWARD_LAST_LAYER})
-        if recompute_last:
-            again |= {Moment.BACKWARD_FIRST_LAYER}
-        entries.append(
-            gpu_entry(
-                "layer-recomputed",
-                Account.ACTIVATIONS,
-                size,
-                again,
-                f"{size // tokens} B/token x {tokens} tokens of the layer that is recomputed",
-                _CHECKPOINT,
-            )
+    )
+    entries.append(
+        gpu_entry(
+            "highest-layer-recomputed",
+            Account.ACTIVATIONS,
+            highest * tokens if recomputes_last else 0,
+            frozenset({Moment.BACKWARD_FIRST_LAYER}),
+            f"{highest} B/token x {tokens} tokens of the layer next to the head",
+            _CHECKPOINT,
         )
-    else:
-        size = saved_per_token(model.groups[0].block, mode) * tokens
-        entries.append(
-            gpu_entry(
-                "last-visited-layer",
-                Account.ACTIVATIONS,
-                size,
-                frozenset({Moment.BACKWARD_LAST_LAYER}),
-                f"{size // tokens} B/token x {tokens} tokens of the layer next to the embedding",
-                _SOURCE,
-            )
-        )
+    )
     return entries
+
+
+def _summed(parts: list[tuple[int, int]]) -> str:
+    """Returns the sum of size x count as text, equal sizes together."""
+    counts: dict[int, int] = {}
+    for size, count in parts:
+        counts[size] = counts.get(size, 0) + count
+    text = " + ".join(f"{size} x {count} layers" for size, count in counts.items())
+    return f"({text})" if len(counts) > 1 else text or "0"
 
 
 def _working_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
@@ -176,30 +200,14 @@ def _weight_cache(model: ModelFacts, config: TrainingConfig, mode: LayerMode) ->
         stays until that layer's backward.
     """
     types = mode.types
-    if mode.trains:
-        if types.weight == types.compute:
-            return []
-        per_layer = [
-            (types.compute * sum(linear.weight_params for linear in group.block.linears), group.count)
-            for group in model.groups
-        ]
-    elif types.adapter != types.compute:
-        per_layer = [
-            (
-                types.compute
-                * sum(
-                    mode.rank * (linear.in_features + linear.out_features)
-                    for linear in group.block.linears
-                    if linear.name in mode.adapted
-                ),
-                group.count,
-            )
-            for group in model.groups
-        ]
-    else:
+    if types.weight == types.compute and types.adapter == types.compute:
         return []
-    cached = sum(size * count for size, count in per_layer)
-    stored = sum(size * (count - checkpointed_layers(count, config.checkpoint_every)) for size, count in per_layer)
+    per_layer = [
+        (types.compute * _cast_params(group.block, mode), group)
+        for group in layer_groups(model, config.checkpoint_every)
+    ]
+    cached = sum(size * (group.kept + group.checkpointed) for size, group in per_layer)
+    stored = sum(size * group.kept for size, group in per_layer)
     one = per_layer[0][0]
     head = 0
     if mode.trains and config.loss is LossHead.PLAIN:
@@ -239,3 +247,13 @@ def _weight_cache(model: ModelFacts, config: TrainingConfig, mode: LayerMode) ->
             source,
         ),
     ]
+
+
+def _cast_params(block: Block, mode: LayerMode) -> int:
+    """Returns the trainable elements of one layer's linears that are not in the compute type."""
+    if mode.trains:
+        return sum(linear.weight_params for linear in block.linears) if mode.types.weight != mode.types.compute else 0
+    if mode.types.adapter == mode.types.compute:
+        return 0
+    adapted = [linear for linear in block.linears if linear.name in mode.adapted]
+    return sum(mode.rank * (linear.in_features + linear.out_features) for linear in adapted)

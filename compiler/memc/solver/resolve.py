@@ -85,7 +85,7 @@ def resolve(
     zero = _zero_settings(loaded, model)
     lora = _lora_settings(loaded, model)
     method = spec.methods[0]
-    config = _as_asked(loaded, gpu, method, lora, zero)
+    config = _as_asked(loaded, model, gpu, method, lora, zero)
     sequences, share, assumptions = _data_amount(loaded, samples)
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
@@ -283,7 +283,8 @@ def _as_asked(loaded: LoadedSpec, gpu: GpuFacts, method: Method, lora: LoraConfi
     packing = spec.data.packing or spec.task is Task.PRETRAIN
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
     loss = LossHead.CHUNKED if spec.task is Task.SFT else LossHead.PLAIN
-    attention = Attention.SDPA
+    capped = any(group.block.attention.logit_softcap is not None for group in model.groups)
+    attention = Attention.EAGER if capped else Attention.SDPA  # transformers has no SDPA path with capped scores
     config = TrainingConfig(
         task=spec.task,
         method=method,
