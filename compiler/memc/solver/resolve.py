@@ -274,7 +274,9 @@ def _int_fact(key: str) -> int:
     return int(load_fact(key).value)
 
 
-def _as_asked(loaded: LoadedSpec, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig) -> TrainingConfig:
+def _as_asked(
+    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig
+) -> TrainingConfig:
     """Returns the configuration without any technique, pins applied."""
     spec, pin = loaded.spec, loaded.spec.pin
     world = spec.world_size
