@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -40,38 +41,40 @@ def app() -> None:
 def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, force: bool, as_json: bool) -> None:
     """Solve each SPEC and write its launch files.
 
-    With several specs and -o, each gets a folder of its own under the output folder, named after the spec.
+    With several specs and -o, each gets a folder of its own under the output folder, named after the spec. Nothing is
+    written unless every spec is valid and fits.
     """
-    solved = [(spec, driver.answer(spec)) for spec in specs]
-    folders = [_folder(spec, output, len(specs)) for spec, _ in solved]
+    folders = [_folder(spec, output, len(specs)) for spec in specs]
     _require_distinct(folders)
+    solved = driver.answers(specs)
+    refused = [answer for answer in solved if isinstance(answer.result, Infeasible)]
     outcomes: list[Written] = []
-    documents: list[dict[str, Any]] = []
-    code = ExitCode.OK
-    pending: list[tuple[Path, dict[str, str]]] = []
-    for (spec, answer), folder in zip(solved, folders, strict=True):
-        if as_json:
-            documents.append(answer.document())
-        if isinstance(answer.result, Infeasible):
-            code = ExitCode.DOES_NOT_FIT
-            if not as_json:
-                _print_report(answer)
-            continue
-        pending.append((folder, driver.generate(answer, folder, driver.compile_command(spec, folder))))
-    for folder, files in pending:
-        outcomes.append(driver.compare(files, folder) if check else driver.write(files, folder, force=force))
+    if not refused:
+        files = {
+            folder: driver.generate(answer, folder, driver.compile_command(spec, folder))
+            for spec, folder, answer in zip(specs, folders, solved, strict=True)
+        }
+        if check:
+            outcomes = [driver.compare(texts, folder) for folder, texts in files.items()]
+        else:
+            outcomes = driver.write(files, force=force, keep=specs)
     if as_json:
-        _print_json(documents[0] if len(documents) == 1 else documents)
+        documents = [answer.document() for answer in solved]
+        _print_json(documents[0] if len(specs) == 1 else documents)
+    else:
+        for answer in refused:
+            _print_report(answer)
     for outcome in outcomes:
         _say_written(outcome, check)
+    if refused:
+        click.echo(f"nothing written: {_names(refused)} does not fit", err=True)
+        sys.exit(ExitCode.DOES_NOT_FIT)
     if not as_json and not check:
-        for _, answer in solved:
-            if isinstance(answer.result, Plan):
-                _print_verdict(answer)
+        for answer in solved:
+            _print_verdict(answer)
     stale = driver.stale(outcomes) if check else []
     if stale:
         raise MemcError(tuple(stale), ExitCode.STALE)
-    sys.exit(code)
 
 
 @app.command()
@@ -165,7 +168,11 @@ def models(name: str | None, as_json: bool) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line and exits with one of `ExitCode`."""
+    """Runs the command line and exits with one of `ExitCode`.
+
+    What no one foresaw ends in one line and exit code 1; with MEMC_TRACEBACK set in the environment, in a traceback.
+    """
+    _escape_what_cannot_be_shown()
     try:
         app.main(args=None if arguments is None else list(arguments), prog_name="memc", standalone_mode=False)
     except MemcError as error:
@@ -181,24 +188,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
+    except Exception as error:
+        if os.environ.get("MEMC_TRACEBACK"):
+            raise
+        _fail((_unforeseen(error),), ExitCode.INTERNAL)
+
+
+def _unforeseen(error: Exception) -> Diagnostic:
+    text = " ".join(str(error).split()) or "no message"
+    return Diagnostic(
+        code="internal",
+        message=f"memc {memc.__version__} stopped on an error of its own: {type(error).__name__}: {text[:300]}",
+        hint="set MEMC_TRACEBACK=1, run the same command again, and report what it prints together with the spec",
+    )
+
+
+def _escape_what_cannot_be_shown() -> None:
+    """Makes standard output and error write characters that their encoding lacks as escapes, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _folder(spec: Path, output: Path | None, specs: int) -> Path:
+    """Returns where the files of a spec go."""
     if output is None:
-        return spec.parent / "out" if specs == 1 else spec.parent / f"{spec.stem}-out"
+        return spec.parent / "out"
     return output if specs == 1 else output / spec.stem
 
 
+def _names(answers: list[Answer]) -> str:
+    return ", ".join(answer.loaded.path.as_posix() for answer in answers)
+
+
 def _require_distinct(folders: list[Path]) -> None:
-    seen: set[Path] = set()
+    """Raises when two specs would be written to one folder."""
+    seen: set[str] = set()
     for folder in folders:
-        if folder.resolve() in seen:
+        place = os.path.realpath(folder)
+        if place in seen:
             raise usage_error(
                 "same-folder",
                 f"two specs would be written to {folder}",
-                hint="compile them one by one, each with its -o",
+                hint="give specs of different names and one -o, or compile them one by one, each with its -o",
             )
-        seen.add(folder.resolve())
+        seen.add(place)
 
 
 def _say_written(outcome: Written, check: bool) -> None:
@@ -231,7 +265,8 @@ def _print_verdict(answer: Answer) -> None:
 def _console() -> Any:
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS") or 120)
+    columns = os.environ.get("COLUMNS", "")
+    width = None if sys.stdout.isatty() else int(columns) if columns.isdecimal() and int(columns) else 120
     return Console(highlight=False, width=width, soft_wrap=False)
 
 

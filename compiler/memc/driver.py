@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shlex
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,9 +17,8 @@ from typing import Any
 from memc.config import LossHead, Task
 from memc.document import LOCK_SCHEMA, explain_document, lock_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
-from memc.facts import ledger_described, load_gpu, load_model
+from memc.facts import GpuFacts, ModelFacts, ledger_described, load_gpu, load_model
 from memc.plan import Infeasible, Plan
-from memc.render import render
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
 
@@ -80,8 +80,7 @@ def answer(spec_path: Path) -> Answer:
         MemcError: When the spec is invalid, names unknown things, or contradicts the facts.
     """
     loaded = load_spec(spec_path)
-    gpu = _placed(loaded, "hardware.gpu", lambda: load_gpu(loaded.spec.hardware.gpu))
-    model = _placed(loaded, "model", lambda: load_model(loaded.spec.model, base_dir=_base(spec_path)))
+    gpu, model = _facts(loaded)
     if not ledger_described(model.model_type):
         raise MemcError(
             (
@@ -95,6 +94,25 @@ def answer(spec_path: Path) -> Answer:
             )
         )
     return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
+
+
+def answers(spec_paths: Iterable[Path]) -> list[Answer]:
+    """Returns the answer of every spec.
+
+    Raises:
+        MemcError: With the errors of all specs that have one.
+    """
+    found: list[Answer] = []
+    problems: list[MemcError] = []
+    for path in spec_paths:
+        try:
+            found.append(answer(path))
+        except MemcError as error:
+            problems.append(error)
+    if problems:
+        diagnostics = dict.fromkeys(item for error in problems for item in error.diagnostics)
+        raise MemcError(tuple(diagnostics), problems[0].exit_code)
+    return found
 
 
 def spec_path_of(path: Path) -> Path:
@@ -113,7 +131,8 @@ def spec_path_of(path: Path) -> Path:
             where=Location(file=str(path)),
             hint="name a spec, or a folder that memc compile wrote",
         )
-    relative = str(lock.get("spec", {}).get("path", ""))
+    named = lock.get("spec")
+    relative = str(named.get("path", "")) if isinstance(named, dict) else ""
     spec = path / relative
     if not relative or not spec.is_file():
         raise usage_error(
@@ -128,14 +147,17 @@ def spec_path_of(path: Path) -> Path:
 def count_samples(loaded: LoadedSpec) -> int | None:
     """Returns the training samples: what the spec says, else the lines of a local JSONL file; None when unknown.
 
-    A relative path is looked up beside the spec, then in the current folder.
+    A relative path is looked up beside the spec alone, so that the answer does not depend on the current folder.
     """
     data = loaded.spec.data
     if data.samples is not None or data.train is None:
         return data.samples
-    for folder in (_base(loaded.path), Path()):
-        path = folder / data.train
-        if path.suffix == ".jsonl" and path.is_file():
+    path = _base(loaded.path) / data.train
+    if path.suffix != ".jsonl":
+        return None
+    # A name that the file system does not take, or a file that may not be read, leaves the amount unknown.
+    with contextlib.suppress(OSError, ValueError):
+        if path.is_file():
             with path.open("rb") as lines:
                 return sum(1 for line in lines if line.strip())
     return None
@@ -145,8 +167,10 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     """Returns every file of the output folder, memc.lock included, by relative path.
 
     Raises:
-        MemcError: When the plan prices something that memc does not render.
+        MemcError: When the plan prices something that memc does not render, or the spec's name is no UTF-8 text.
     """
+    from memc.render import render  # loads Jinja, which explaining does without
+
     plan, loaded = solved.result, solved.loaded
     assert isinstance(plan, Plan)
     if plan.config.task is Task.SFT and plan.config.loss is LossHead.PLAIN:
@@ -171,6 +195,12 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
                 ),
             )
         )
+    if not _is_unicode(command):
+        raise usage_error(
+            "name-not-utf8",
+            f"the path of spec or folder is not UTF-8, so no file can name it: {command!a}",
+            hint="rename the spec or the folder",
+        )
     files = render(plan, spec_name=loaded.name, command=command)
     digests = {name: _sha256(text) for name, text in files.items()}
     lock = lock_document(
@@ -182,6 +212,9 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     )
     lock["spec"]["path"] = _relative(loaded.path, folder)
     lock["measurements"] = _kept_measurements(folder, lock)
+    left_over = _left_over(folder, files)
+    if left_over:
+        lock["left_over"] = left_over
     files[LOCK_NAME] = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return dict(sorted(files.items()))
 
@@ -193,63 +226,116 @@ def compile_command(spec_path: Path, folder: Path) -> str:
 
 def compare(files: dict[str, str], folder: Path) -> Written:
     """Returns what writing `files` into `folder` would do to each of them."""
-    lock = _read_lock(folder) if folder.is_dir() else None
-    recorded: dict[str, str] = dict(lock.get("files", {})) if lock is not None else {}
+    recorded = _recorded(folder)
     changes = {name: _change(folder / name, text, recorded.get(name), name) for name, text in files.items()}
-    for name in recorded:
-        if name not in files and _inside(name) and (folder / name).is_file():
-            changes[name] = Change.LEFT_OVER
+    changes |= dict.fromkeys(_left_over(folder, files), Change.LEFT_OVER)
     return Written(folder=folder, changes=dict(sorted(changes.items())))
 
 
-def write(files: dict[str, str], folder: Path, *, force: bool = False) -> Written:
-    """Writes `files` into `folder`, all or nothing, and returns what was done.
+def write(folders: Mapping[Path, dict[str, str]], *, force: bool = False, keep: Iterable[Path] = ()) -> list[Written]:
+    """Writes the files of every folder, all or nothing, and returns what was done in each.
 
-    Each file is written beside its place and renamed; nothing is written when any file was edited by hand. Files that
-    an earlier compile wrote and this one does not are reported and left where they are.
+    Every file is decided on before the first is written; each is written beside its place and renamed, the lock of a
+    folder last, so that a compile that was cut off can be run again. Files that an earlier compile wrote and this one
+    does not are reported and left where they are.
+
+    Args:
+        folders: Text by relative path, by output folder.
+        force: Whether files that were edited by hand, or that memc never wrote, may be overwritten.
+        keep: Paths that are never overwritten: the specs.
 
     Raises:
-        MemcError: With exit code 4 when files were edited by hand and `force` is not set; with exit code 2 when the
+        MemcError: With exit code 4 when files were edited by hand and `force` is not set; with exit code 2 when a
             folder cannot be written.
     """
-    outcome = compare(files, folder)
-    edited = [name for name, change in outcome.changes.items() if change in (Change.EDITED, Change.FOREIGN)]
+    outcomes = [compare(files, folder) for folder, files in folders.items()]
+    obstacles = [
+        problem for outcome in outcomes for problem in _obstacles(outcome, {os.path.realpath(path) for path in keep})
+    ]
+    if obstacles:
+        raise MemcError(tuple(obstacles))
+    edited = [
+        _edited(outcome.folder, name, change)
+        for outcome in outcomes
+        for name, change in outcome.changes.items()
+        if change in (Change.EDITED, Change.FOREIGN)
+    ]
     if edited and not force:
-        raise MemcError(tuple(_edited(folder, name, outcome.changes[name]) for name in edited), ExitCode.STALE)
-    pending = [name for name in files if outcome.changes[name] is not Change.IDENTICAL]
-    try:
-        _write_all({name: files[name] for name in pending}, folder)
-    except OSError as error:
-        raise usage_error(
-            "cannot-write",
-            f"{folder} cannot be written: {error.strerror or error}",
-            where=Location(file=str(folder)),
-            hint="name a folder that you may write to",
-        ) from error
-    return outcome
+        raise MemcError(tuple(edited), ExitCode.STALE)
+    pending = [
+        (outcome.folder / name, text)
+        for outcome in outcomes
+        for name, text in folders[outcome.folder].items()
+        if outcome.changes[name] is not Change.IDENTICAL
+    ]
+    _write_all(sorted(pending, key=lambda item: item[0].name == LOCK_NAME))
+    return outcomes
 
 
-def _write_all(files: dict[str, str], folder: Path) -> None:
-    """Writes every file to a temporary name first, then renames them all."""
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_all(files: list[tuple[Path, str]]) -> None:
+    """Writes every file to a temporary name first, then renames them in their order.
+
+    Raises:
+        MemcError: ``cannot-write`` when a folder or file cannot be written; nothing has been renamed then, unless the
+            renaming itself failed.
+    """
     staged: list[tuple[Path, Path]] = []
+    target = Path()
     try:
-        for name, text in files.items():
-            target = folder / name
+        for target, text in files:
             target.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
             staged.append((Path(temporary), target))
             with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
                 stream.write(text)
-            mode = _LAUNCHER_MODE if target.suffix == ".sh" else 0o644
-            Path(temporary).chmod(mode)
+            Path(temporary).chmod(_LAUNCHER_MODE if target.suffix == ".sh" else 0o644)
         while staged:
-            temporary_path, target = staged[0]
-            temporary_path.replace(target)
+            written, target = staged[0]
+            written.replace(target)
             staged.pop(0)
+    except OSError as error:
+        raise usage_error(
+            "cannot-write",
+            f"{target.parent} cannot be written: {error.strerror or error}",
+            where=Location(file=str(target)),
+            hint="name a folder that you may write to",
+        ) from error
     finally:
-        for temporary_path, _ in staged:
-            temporary_path.unlink(missing_ok=True)
+        for written, _ in staged:
+            written.unlink(missing_ok=True)
+
+
+def _obstacles(outcome: Written, keep: set[str]) -> list[Diagnostic]:
+    """Returns what stands in the way of files and is never overwritten: folders, and the specs themselves."""
+    found = []
+    for name in outcome.changes:
+        path = outcome.folder / name
+        if path.is_dir() and not path.is_symlink():
+            message, hint = f"{name} is a folder there", "move it away, or name another folder with -o"
+        elif os.path.realpath(path) in keep:
+            message, hint = f"{name} is the spec itself", "rename the spec, or name another folder with -o"
+        else:
+            continue
+        found.append(Diagnostic(code="in-the-way", message=message, where=Location(file=str(path)), hint=hint))
+    return found
+
+
+def _recorded(folder: Path) -> dict[str, str]:
+    """Returns the SHA-256 of every file that memc wrote into a folder, by relative path."""
+    lock = _read_lock(folder) or {}
+    known = {**_digests(lock.get("left_over")), **_digests(lock.get("files"))}
+    return {name: digest for name, digest in known.items() if _inside(name)}
+
+
+def _digests(table: Any) -> dict[str, str]:
+    return table if isinstance(table, dict) else {}
+
+
+def _left_over(folder: Path, files: Iterable[str]) -> dict[str, str]:
+    """Returns the SHA-256 of files that memc wrote into a folder earlier, and that are not among `files` now."""
+    names = set(files)
+    known = sorted(_recorded(folder).items())
+    return {name: digest for name, digest in known if name not in names and (folder / name).is_file()}
 
 
 def _change(path: Path, text: str, recorded: str | None, name: str) -> Change:
@@ -280,7 +366,7 @@ def _edited(folder: Path, name: str, change: Change) -> Diagnostic:
 
 def _kept_measurements(folder: Path, lock: dict[str, Any]) -> list[Any]:
     """Returns the measurements of the folder's lock when they belong to the same plan, else none."""
-    old = _read_lock(folder) if folder.is_dir() else None
+    old = _read_lock(folder)
     if old is None or old.get("plan", {}).get("settings") != json.loads(json.dumps(lock["plan"]["settings"])):
         return []
     if old.get("model") != json.loads(json.dumps(lock["model"])) or old.get("hardware") != lock["hardware"]:
@@ -315,14 +401,31 @@ def _inside(name: str) -> bool:
     return not path.is_absolute() and ".." not in path.parts
 
 
-def _placed(loaded: LoadedSpec, field: str, load: Any) -> Any:
-    """Returns what `load` returns; its errors are shown at a field of the spec."""
+def _facts(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
+    """Returns the facts of the spec's card and model; what is wrong with either is shown at its field."""
+    spec, base = loaded.spec, _base(loaded.path)
+    found: list[Diagnostic] = []
     try:
-        return load()
+        model = load_model(spec.model, base_dir=base)
     except MemcError as error:
-        first = error.diagnostics[0]
-        placed = loaded.diagnostic(field, first.code, first.message, first.hint)
-        raise MemcError((placed, *error.diagnostics[1:]), error.exit_code) from error
+        found += _placed(loaded, "model", error)
+    try:
+        gpu = load_gpu(spec.hardware.gpu)
+    except MemcError as error:
+        found += _placed(loaded, "hardware.gpu", error)
+    if found:
+        raise MemcError(tuple(found))
+    return gpu, model
+
+
+def _placed(loaded: LoadedSpec, field: str, error: MemcError) -> list[Diagnostic]:
+    """Returns the diagnostics of an error; the first is shown at a field of the spec."""
+    first, *rest = error.diagnostics
+    return [loaded.diagnostic(field, first.code, first.message, first.hint), *rest]
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _base(spec_path: Path) -> Path:
@@ -344,7 +447,7 @@ def stale(outcomes: Iterable[Written]) -> list[Diagnostic]:
             code="stale",
             message=f"{name} is not what the spec yields ({change})",
             where=Location(file=str(outcome.folder / name)),
-            hint="run memc compile again",
+            hint="delete it, then run memc compile again" if change is Change.LEFT_OVER else "run memc compile again",
         )
         for outcome in outcomes
         for name, change in outcome.changes.items()
