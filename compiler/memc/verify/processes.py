@@ -33,7 +33,7 @@ class Finished:
     Attributes:
         exit_code: Of the launcher; negative for a signal; None when the time limit ended it.
         seconds: Wall clock from start to end.
-        tail: Its last lines of output.
+        tail: Its last lines of output; at the time limit, those before it was ended.
     """
 
     exit_code: int | None
@@ -73,10 +73,12 @@ def run_launcher(
         try:
             output = _Output(process.stdout, on_line)
             exit_code = _wait(process, output, start + timeout_seconds)
+            before_ending = output.tail
         finally:
             _end_all(process, mark)
         output.finish()
-    return Finished(exit_code=exit_code, seconds=time.monotonic() - start, tail=output.tail)
+    tail = before_ending if exit_code is None else output.tail
+    return Finished(exit_code=exit_code, seconds=time.monotonic() - start, tail=tail)
 
 
 class _Output:
