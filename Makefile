@@ -26,6 +26,7 @@ help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
 
 demo: $(CORE)  ## compile a checked-in example and print its ledger and ladder
+	rm -rf build/demo
 	$(BIN)/memc compile $(DEMO)/spec.yaml -o build/demo
 	$(BIN)/memc explain $(DEMO)/spec.yaml
 
