@@ -22,7 +22,22 @@ _SPEC = click.argument("spec", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _ReaderLeft(Exception):
+    """Standard output was closed by who read it."""
+
+
+class _Commands(click.Group):
+    """The group of all commands. click itself ends a broken pipe with exit code 1, which here means something else."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Returns what the command returns; raises `_ReaderLeft` when nobody reads its output any more."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise _ReaderLeft from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(memc.__version__, prog_name="memc", message="%(prog)s %(version)s")
 def app() -> None:
     """Compile a short spec into launch files whose memory fits.
@@ -185,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except BrokenPipeError:
+    except _ReaderLeft:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except Exception as error:
@@ -267,7 +282,8 @@ def _console() -> Any:
 
     columns = os.environ.get("COLUMNS", "")
     width = None if sys.stdout.isatty() else int(columns) if columns.isdecimal() and int(columns) else 120
-    return Console(highlight=False, width=width, soft_wrap=False)
+    plain = bool(os.environ.get("NO_COLOR"))
+    return Console(highlight=False, width=width, soft_wrap=False, color_system=None if plain else "auto")
 
 
 def _print_json(document: Any) -> None:
