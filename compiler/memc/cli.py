@@ -22,7 +22,7 @@ _SPEC = click.argument("spec", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 
 
-class _ReaderLeft(Exception):
+class _ReaderLeftError(Exception):
     """Standard output was closed by who read it."""
 
 
@@ -30,11 +30,11 @@ class _Commands(click.Group):
     """The group of all commands. click itself ends a broken pipe with exit code 1, which here means something else."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Returns what the command returns; raises `_ReaderLeft` when nobody reads its output any more."""
+        """Returns what the command returns; raises `_ReaderLeftError` when nobody reads its output any more."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise _ReaderLeft from error
+            raise _ReaderLeftError from error
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except _ReaderLeft:
+    except _ReaderLeftError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.OK)
     except Exception as error:
