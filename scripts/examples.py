@@ -52,23 +52,28 @@ def regenerate(name: str, workspace: Path) -> None:
     environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "120", "LC_ALL": "C.UTF-8"}
     done = subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, check=False)
     if done.returncode == DOES_NOT_FIT:
-        (workspace / folder / REFUSAL_FILE).write_text(done.stdout + done.stderr, encoding="utf-8")
+        lines = (line.rstrip() for line in (done.stdout + done.stderr).splitlines())  # tables pad to their width
+        (workspace / folder / REFUSAL_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     elif done.returncode != 0:
         shown = "memc " + " ".join(command[1:])
         raise RuntimeError(f"{shown} exited {done.returncode}:\n{done.stdout}{done.stderr}")
 
 
 def differences(name: str, before: dict[Path, bytes], after: dict[Path, bytes]) -> Iterator[str]:
-    """Yields a unified diff of every generated file of one example that is missing, left over or different."""
+    """Yields what is missing, left over or different, file by file, with unified diffs of the last."""
     for path in sorted(before.keys() | after.keys()):
         old, new = before.get(path), after.get(path)
-        if old != new:
-            shown = f"examples/{name}/{path.as_posix()}"
+        shown = f"examples/{name}/{path.as_posix()}"
+        if old is None:
+            yield f"{shown}: generated, but not checked in"
+        elif new is None:
+            yield f"{shown}: checked in, but no longer generated"
+        elif old != new:
             yield from difflib.unified_diff(
-                (old or b"").decode(errors="replace").splitlines(),
-                (new or b"").decode(errors="replace").splitlines(),
-                fromfile=f"{shown} (checked in)" if old is not None else "(not checked in)",
-                tofile=f"{shown} (generated)" if new is not None else "(no longer generated)",
+                old.decode(errors="replace").splitlines(),
+                new.decode(errors="replace").splitlines(),
+                fromfile=f"{shown} (checked in)",
+                tofile=f"{shown} (generated)",
                 lineterm="",
             )
 
