@@ -9,10 +9,12 @@ from memc.facts.records import Block, ModelFacts, NormKind
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.layer import LayerMode, layer_mode, saved_tensors
 from memc.ledger.parts import gpu_entry
+from memc.ledger.working import Widths, last_weight_gradient_bytes, working_set
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
 _CHECKPOINT = "transformers activation_checkpointing_enable(every_n_layers), torch.utils.checkpoint"
+_EMBEDDING_SORTS_ABOVE_TOKENS = 3072
 _UNTIL_BACKWARD = frozenset({Moment.FORWARD, Moment.LOSS, Moment.BACKWARD_FIRST_LAYER})
 
 
@@ -125,72 +127,97 @@ def _summed(parts: list[tuple[int, int]]) -> str:
 
 
 def _working_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns temporaries of the layer that is running, the final norm, and rotary tables."""
-    tokens, types = config.micro_batch_tokens, mode.types
-    block = model.groups[0].block
-    forward = forward_working_per_token(block, mode) * tokens
-    backward = backward_working_per_token(block, mode, model.hidden_size) * tokens
-    hidden = types.stream * model.hidden_size * tokens
-    norm = model.final_norm
-    final = (4 * norm.width + 4) * tokens + (4 if mode.trains and types.stream == 4 else 2) * norm.width * tokens * (
-        1 if mode.trains else 0
-    )
-    if norm.kind is NormKind.LAYER:
-        final = (types.stream * norm.width + 8) * tokens
+    """Returns temporaries of the layer that is running, the gradient of the stream, the final norm, rotary tables."""
+    return [*_running_layer(model, config, mode), *_outside_layers(model, config, mode)]
+
+
+def _running_layer(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
+    """Returns what the running layer holds beyond what it keeps, at each moment."""
+    tokens, every = config.micro_batch_tokens, config.checkpoint_every
+    working, size = working_set(mode), mode.types.compute
+    first, last = model.groups[0].block, model.groups[-1].block
+    recomputes_last = bool(every) and (model.num_layers - 1) % every == 0
+
+    def entry(name: str, block: Block, widths: Widths, extra: int, moments: frozenset[Moment]) -> Entry:
+        per_token = widths.per_token(model.hidden_size, block.mlp.intermediate, size)
+        text = (
+            f"({widths.hidden} x hidden {model.hidden_size} + {widths.inner} x inner {block.mlp.intermediate})"
+            f" B/token x {tokens} tokens" + (f" + {extra} B weight gradient" if extra else "")
+        )
+        return gpu_entry(name, Account.ACTIVATIONS, per_token * tokens + extra, moments, text, _SOURCE)
+
+    forward = working.forward_checkpointed if recomputes_last else working.forward_kept
+    return [
+        entry("forward-working-set", last, forward, 0, frozenset({Moment.FORWARD})),
+        entry("evaluation-working-set", last, working.forward_checkpointed, 0, frozenset({Moment.EVALUATE})),
+        entry(
+            "backward-working-set-highest-layer",
+            last,
+            working.recomputed if recomputes_last else working.backward,
+            last_weight_gradient_bytes(last, mode),
+            frozenset({Moment.BACKWARD_FIRST_LAYER}),
+        ),
+        entry(
+            "backward-working-set-lowest-layer",
+            first,
+            working.recomputed if every else working.backward,
+            last_weight_gradient_bytes(first, mode),
+            frozenset({Moment.BACKWARD_LAST_LAYER}),
+        ),
+    ]
+
+
+def _outside_layers(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
+    """Returns the stream's gradient, what the final norm keeps, the embedding's backward kernel, rotary tables."""
+    tokens, types, hidden = config.micro_batch_tokens, mode.types, model.hidden_size
+    backward = frozenset({Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER})
+    final = _final_norm_per_token(model, mode)
+    head_dim = model.groups[0].block.attention.head_dim
+    sorted_rows = tokens // 10 + min(tokens, model.vocab_size)
+    kernel = 40 * tokens + 4 * hidden * sorted_rows if mode.trains and tokens > _EMBEDDING_SORTS_ABOVE_TOKENS else 0
     return [
         gpu_entry(
-            "forward-working-set",
+            "residual-stream-gradient",
             Account.ACTIVATIONS,
-            forward,
-            frozenset({Moment.FORWARD, Moment.EVALUATE}),
-            f"{forward // tokens} B/token x {tokens} tokens: temporaries of the running layer",
-            _SOURCE,
-        ),
-        gpu_entry(
-            "backward-working-set",
-            Account.ACTIVATIONS,
-            backward,
-            frozenset({Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER}),
-            f"{backward // tokens} B/token x {tokens} tokens: gradients inside the running layer",
-            _SOURCE,
-        ),
-        gpu_entry(
-            "embedding-gradient-stream",
-            Account.ACTIVATIONS,
-            hidden if mode.trains else 0,
-            frozenset({Moment.BACKWARD_EMBEDDING}),
-            f"{types.stream} B x hidden {model.hidden_size} x {tokens} tokens",
+            types.stream * hidden * tokens,
+            backward | ({Moment.BACKWARD_EMBEDDING} if mode.trains else set()),
+            f"{types.stream} B x hidden {hidden} x {tokens} tokens",
             _SOURCE,
         ),
         gpu_entry(
             "final-norm",
             Account.ACTIVATIONS,
-            final,
+            final * tokens,
             frozenset({Moment.LOSS}),
-            f"{final // tokens} B/token x {tokens} tokens of the norm before the head",
+            f"{final} B/token x {tokens} tokens of the norm before the head",
             _SOURCE,
+        ),
+        gpu_entry(
+            "embedding-backward-kernel",
+            Account.WORKSPACE,
+            kernel,
+            frozenset({Moment.BACKWARD_EMBEDDING}),
+            f"40 B x {tokens} tokens + 4 B x hidden {hidden} x {sorted_rows} partial sums",
+            "torch EmbeddingBackwardKernel.cu",
         ),
         gpu_entry(
             "rotary-tables",
             Account.ACTIVATIONS,
-            2 * types.stream * block.attention.head_dim * config.max_length,
+            2 * types.stream * head_dim * config.max_length,
             _UNTIL_BACKWARD | {Moment.BACKWARD_LAST_LAYER, Moment.EVALUATE},
-            f"cos and sin: 2 x {types.stream} B x {block.attention.head_dim} x {config.max_length} positions",
+            f"cos and sin: 2 x {types.stream} B x {head_dim} x {config.max_length} positions",
             _SOURCE,
         ),
     ]
 
 
-def forward_working_per_token(block: Block, mode: LayerMode) -> int:
-    """Returns bytes per token that a running layer holds beyond what it keeps, in forward."""
-    size = mode.types.compute
-    return 2 * size * block.mlp.intermediate
-
-
-def backward_working_per_token(block: Block, mode: LayerMode, hidden: int) -> int:
-    """Returns bytes per token of gradients inside a layer, at their largest, in backward."""
-    size = mode.types.compute
-    return 2 * size * block.mlp.intermediate + (mode.types.stream + 4) * hidden
+def _final_norm_per_token(model: ModelFacts, mode: LayerMode) -> int:
+    """Returns bytes per token that the norm before the head keeps."""
+    norm, types = model.final_norm, mode.types
+    if norm.kind is NormKind.LAYER:
+        return types.stream * norm.width + 8
+    trained = 4 if norm.kind is NormKind.RMS_FP32_WEIGHT else types.stream
+    return 4 * norm.width + 4 + (trained * norm.width if mode.trains else 0)
 
 
 def _weight_cache(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:

@@ -76,7 +76,16 @@ class Estimator:
                 lambda: parameter_entries(config, counts, facts),
             ),
             self._part(
-                ("states", kind, world, config.zero, config.optimizer, accumulates, config.gradient_as_bucket_view),
+                (
+                    "states",
+                    kind,
+                    world,
+                    config.zero,
+                    config.optimizer,
+                    accumulates,
+                    config.loss,
+                    config.gradient_as_bucket_view,
+                ),
                 lambda: state_entries(config, counts, facts),
             ),
             self._part(("activations", kind, shape, saved), lambda: activation_entries(model, config)),

@@ -80,7 +80,9 @@ def _chunked(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> l
     head = model.head_params or model.vocab_size * hidden
     rows, columns = min(tokens, facts.loss_tile_tokens), facts.loss_tile_vocab
     tile = types.compute * rows * columns
-    cast = types.compute * columns * hidden if types.weight != types.compute else 0
+    chunks = 2 if model.vocab_size > columns else 1
+    casts = types.weight != types.compute
+    cast = types.compute * hidden * (chunks * min(columns, model.vocab_size) + rows) if casts else 0
     source = "trl kernels/chunked_logprob.py"
     entries = [
         gpu_entry(
@@ -89,7 +91,7 @@ def _chunked(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> l
             tile + cast,
             _LOSS | (_EVALUATE if config.eval_batch_size else frozenset()),
             f"{types.compute} B x {rows} tokens x {columns} vocabulary"
-            + (f" + {types.compute} B x {columns} x {hidden} cast weights" if cast else ""),
+            + (f" + {cast} B of weight and input chunks in the compute type" if cast else ""),
             source,
         ),
         gpu_entry(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import Engine, Method, Offload, Optimizer, TrainingConfig
+from memc.config import Engine, LossHead, Method, Offload, Optimizer, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
@@ -27,6 +27,8 @@ class ParamCounts:
         trainable: Elements with a gradient.
         head: Trainable elements of the output head whose gradient comes first (0 when tied or frozen).
         embedding: Trainable elements whose gradient comes last: the input embedding (the shared tensor when tied).
+        lowest_layer: Trainable elements of the layer next to the embedding.
+        tied_head: Elements of the head's gradient when it shares the embedding's tensor and trains, else 0.
         small_state: Trainable elements in tensors below the 8-bit optimizer's minimum, and embeddings, which
             transformers keeps at 32 bits.
         layer_linears: Elements of all linears in the blocks.
@@ -40,6 +42,8 @@ class ParamCounts:
     trainable: int
     head: int
     embedding: int
+    lowest_layer: int
+    tied_head: int
     small_state: int
     layer_linears: int
     largest_tensor: int
@@ -64,6 +68,8 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             trainable=model.total_params,
             head=model.head_params,
             embedding=model.embedding_params,
+            lowest_layer=model.groups[0].block.params,
+            tied_head=model.vocab_size * model.hidden_size if model.tied else 0,
             small_state=small + model.embedding_params,
             layer_linears=layer_linears,
             largest_tensor=max(tensors),
@@ -84,6 +90,12 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         trainable=adapters,
         head=0,
         embedding=0,
+        lowest_layer=sum(
+            rank * (linear.in_features + linear.out_features)
+            for linear in model.groups[0].block.linears
+            if linear.name in targets
+        ),
+        tied_head=0,
         small_state=sum(size * count for size, count in pairs if size < facts.adam8bit_min_params),
         layer_linears=layer_linears,
         largest_tensor=max((size for size, _ in pairs), default=0),
@@ -164,9 +176,37 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
 def state_entries(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     """Returns master weights, gradients, optimizer states and the transients of the step on one GPU."""
     types = dtypes(config)
+    tied = _tied_head_gradient(config, counts, types)
     if config.engine is Engine.DEEPSPEED:
-        return _zero_entries(config, counts, types)
-    return [*_plain_gradients(config, counts, types), *_plain_optimizer(config, counts, types, facts)]
+        return [*tied, *_zero_entries(config, counts, types)]
+    return [*tied, *_plain_gradients(config, counts, types), *_plain_optimizer(config, counts, types, facts)]
+
+
+def _tied_head_gradient(config: TrainingConfig, counts: ParamCounts, types: Dtypes) -> list[Entry]:
+    """Returns the head's share of a shared tensor's gradient, which waits until the embedding's share joins it.
+
+    Source: torch autograd engine input buffers: the sum is made when both shares exist, in place unless the head's
+        share is a view (the plain loss without autocast).
+    """
+    size, out_of_place = types.gradient * counts.tied_head, config.loss is LossHead.PLAIN and not types.autocast
+    return [
+        gpu_entry(
+            "tied-head-gradient",
+            Account.GRADIENTS,
+            size,
+            BACKWARD,
+            f"{types.gradient} B x {counts.tied_head} elements of the head, waiting for the embedding's",
+            "torch autograd input_buffer.cpp",
+        ),
+        gpu_entry(
+            "tied-gradient-sum",
+            Account.GRADIENTS,
+            size if out_of_place else 0,
+            frozenset({Moment.BACKWARD_EMBEDDING}),
+            f"{types.gradient} B x {counts.tied_head} elements: the sum of both shares",
+            "torch autograd input_buffer.cpp",
+        ),
+    ]
 
 
 def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes) -> list[Entry]:
@@ -200,9 +240,17 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
         gpu_entry(
             "gradients-layers",
             Account.GRADIENTS,
-            size * layers,
+            size * (layers - counts.lowest_layer),
             stays | {Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING},
-            f"{size} B x {layers} elements, complete at the last layer of backward{kept}",
+            f"{size} B x {layers - counts.lowest_layer} elements, complete before the last layer of backward{kept}",
+            source,
+        ),
+        gpu_entry(
+            "gradients-lowest-layer",
+            Account.GRADIENTS,
+            size * counts.lowest_layer,
+            stays | {Moment.BACKWARD_EMBEDDING},
+            f"{size} B x {counts.lowest_layer} elements of the layer next to the embedding{kept}",
             source,
         ),
         gpu_entry(
