@@ -103,6 +103,14 @@ def test_the_worst_rank_decides(tmp_path: Path) -> None:
     assert outcome.step_time_matches is False
 
 
+def test_of_several_ranks_above_the_budget_the_worst_is_named(tmp_path: Path) -> None:
+    peaks = (20.0, 22.0, 21.0)
+    reports = (rank_report(rank, 3, peak_gib=peak) for rank, peak in enumerate(peaks))
+    outcome = run(write_folder(tmp_path / "out", *reports, settings={"gpus_per_node": 3}))
+    assert "rank 1 needs 22.50 GiB" in outcome.diagnostics[0].message
+    assert outcome.required_bytes == int(22.5 * GIB)
+
+
 def test_a_second_measurement_is_added_and_the_rest_of_the_lock_stays(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "out", rank_report())
     before = read_lock_document(folder)

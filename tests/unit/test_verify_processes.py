@@ -123,6 +123,12 @@ def test_an_error_of_the_listener_ends_everything_and_is_raised(tmp_path: Path) 
     assert [pid for pid in pids if lives(pid)] == []
 
 
+def test_the_launcher_has_a_group_of_its_own_so_that_a_terminals_interrupt_does_not_reach_it() -> None:
+    command = ["bash", "-c", "ps -o pgid= -p $$"]
+    finished = run_launcher(command, environment=os.environ, timeout_seconds=10, on_line=lambda line: None)
+    assert int(finished.tail[0]) != os.getpgrp()
+
+
 def test_signal_handlers_are_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     finished = run_launcher(["true"], environment=os.environ, timeout_seconds=10, on_line=lambda line: None)

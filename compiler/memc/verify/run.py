@@ -56,7 +56,7 @@ def verify(
     if device == "auto":
         _require_gpus(promise, folder)
         device = "cuda"
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".memc-verify-") as scratch:
+    with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix=".memc-verify-") as scratch:
         command = ["bash", str(folder.resolve() / LAUNCHER), "--probe", scratch, "--max-steps", str(steps)]
         command += ["--device", "cpu"] if device == "cpu" else []
         command += ["--random-weights"] if random_weights else []
