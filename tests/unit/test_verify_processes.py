@@ -124,7 +124,7 @@ def test_an_error_of_the_listener_ends_everything_and_is_raised(tmp_path: Path) 
 
 
 def test_the_launcher_has_a_group_of_its_own_so_that_a_terminals_interrupt_does_not_reach_it() -> None:
-    command = ["bash", "-c", "ps -o pgid= -p $$"]
+    command = [sys.executable, "-c", "import os; print(os.getpgrp())"]
     finished = run_launcher(command, environment=os.environ, timeout_seconds=10, on_line=lambda line: None)
     assert int(finished.tail[0]) != os.getpgrp()
 
