@@ -142,6 +142,8 @@ def _method_why_not(method: Method) -> Callable[[TrainingConfig, Situation], str
             return f"the method is {method} already"
         if method is Method.QLORA and situation.gpu.vendor != "nvidia":
             return "bitsandbytes 4-bit needs an NVIDIA GPU"
+        if method is Method.QLORA and config.zero is not None and config.zero.stage == 3:
+            return "a 4-bit base is not partitioned by ZeRO-3"
         return None
 
     return why_not

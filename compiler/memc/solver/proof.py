@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memc.config import Engine, Method, Precision, TrainingConfig
+from memc.errors import MemcError
 from memc.ledger import Account, Ledger, Resource
 from memc.plan import Infeasible, Relaxation
-from memc.solver.resolve import Question
+from memc.solver.resolve import Question, resolve
 from memc.solver.search import Candidate, Machine
 from memc.solver.trail import least_memory, trail
 from memc.units import GIB, ceil_div, format_gib, format_seconds
@@ -110,11 +111,40 @@ def _relaxations(machine: Machine, candidates: list[Candidate], binding: Resourc
         found.append(Relaxation(input="time.budget", now=now, needed=needed, reason="the fastest plan that fits"))
     else:
         found += _memory_relaxations(machine, in_time or candidates)
-    if not spec.pin.micro_batch_size and question.asked.max_length > _SHORTEST:
+    if question.asked.max_length > _SHORTEST:
         found += _shorter(machine)
     found += _more_cards(machine)
     found += _other_methods(machine)
+    found += _without_pins(machine)
     return tuple(found)
+
+
+def _without_pins(machine: Machine) -> list[Relaxation]:
+    """Returns the pins of which one alone, once removed, lets the solver find a plan."""
+    question, pin = machine.question, machine.question.loaded.spec.pin
+    found = []
+    for name in type(pin).model_fields:
+        value = getattr(pin, name)
+        if value is None:
+            continue
+        spec = question.loaded.spec.model_copy(update={"pin": pin.model_copy(update={name: None})})
+        try:
+            other = resolve(
+                replace(question.loaded, spec=spec), question.model, question.gpu, machine.estimator.facts, None
+            )
+        except MemcError:
+            continue  # the other pins make no sense without this one
+        other = replace(other, samples=question.samples, length_share=question.length_share)
+        if _feasible_with(machine, lambda config: config, other):
+            found.append(
+                Relaxation(
+                    input=f"pin.{name}",
+                    now=str(value),
+                    needed="not pinned",
+                    reason="memc then finds a plan that fits",
+                )
+            )
+    return found
 
 
 def _memory_relaxations(machine: Machine, candidates: list[Candidate]) -> list[Relaxation]:

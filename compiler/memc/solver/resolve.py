@@ -204,7 +204,41 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
                 add(
                     f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names)
                 )
-    return found + _target_contradictions(loaded, model)
+    return found + _engine_contradictions(loaded) + _target_contradictions(loaded, model)
+
+
+def _engine_contradictions(loaded: LoadedSpec) -> list[Diagnostic]:
+    """Returns pins that DeepSpeed would refuse, or accept and ignore."""
+    spec, pin = loaded.spec, loaded.spec.pin
+    found: list[Diagnostic] = []
+    if _wants_deepspeed(loaded) and pin.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT):
+        offloads = pin.offload_optimizer is Offload.CPU
+        reason = (
+            "offload_optimizer runs DeepSpeed's CPU Adam on fp32 states; 8bit states stay on the GPU"
+            if offloads
+            else "DeepSpeed keeps fp32 masters and states of its own beside 8bit ones"
+        )
+        hint = "remove pin.offload_optimizer, or pin.optimizer" if offloads else "remove pin.optimizer"
+        message = f"{pin.optimizer} does not go with DeepSpeed: {reason}"
+        found.append(loaded.diagnostic("pin.optimizer", "optimizer-under-deepspeed", message, hint))
+    if _wants_deepspeed(loaded) and pin.precision is Precision.BF16_PURE:
+        message = "bf16_pure does not go with DeepSpeed, which keeps fp32 masters beside bf16 weights"
+        hint = "pin precision to bf16, or engine to single or ddp"
+        found.append(loaded.diagnostic("pin.precision", "precision-under-deepspeed", message, hint))
+    stage3 = pin.zero_stage == 3 or pin.offload_param is Offload.CPU
+    if stage3 and spec.methods == (Method.QLORA,):
+        message = "ZeRO-3 does not partition a quantised base: every GPU would load the whole 4-bit model"
+        field = "pin.zero_stage" if pin.zero_stage == 3 else "pin.offload_param"
+        hint = "pin zero_stage to 2 or less, or use method lora, whose base ZeRO-3 partitions"
+        found.append(loaded.diagnostic(field, "qlora-under-zero-3", message, hint))
+    return found
+
+
+def _wants_deepspeed(loaded: LoadedSpec) -> bool:
+    """Whether a pin asks for DeepSpeed, by name or by what only DeepSpeed does."""
+    pin = loaded.spec.pin
+    offloads = Offload.CPU in (pin.offload_param, pin.offload_optimizer)
+    return pin.engine is Engine.DEEPSPEED or (pin.zero_stage or 0) > 0 or offloads
 
 
 def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
@@ -327,8 +361,7 @@ def _pinned_engine(loaded: LoadedSpec, config: TrainingConfig, zero: ZeroConfig)
     pin = loaded.spec.pin
     wants_param = pin.offload_param is Offload.CPU
     wants_optimizer = pin.offload_optimizer is Offload.CPU
-    deepspeed = pin.engine is Engine.DEEPSPEED or (pin.zero_stage or 0) > 0 or wants_param or wants_optimizer
-    if not deepspeed:
+    if not _wants_deepspeed(loaded):
         return config if pin.engine is None else replace(config, engine=pin.engine)
     stage = pin.zero_stage
     if stage is None:

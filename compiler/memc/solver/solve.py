@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memc.clock import Clock, StepTime, clock_facts
+from memc.config import TrainingConfig
 from memc.facts import GpuFacts, ModelFacts
-from memc.ladder import Fidelity
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
@@ -68,8 +68,8 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
 def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
     """Returns the best candidate under the spec's objective; None when nothing fits in memory and time.
 
-    lowest-rung: the lowest highest rung; then the fewest techniques that change numerics; then least time; within 3 %
-    of that, the fewest techniques.
+    lowest-rung: the lowest highest rung; then the fewest choices that change numerics; then least time; within 3 % of
+    that, the fewest techniques.
     fastest and cheapest: least time (a price per hour is the same for all), same tie-break.
     """
     fitting = [candidate for candidate in candidates if machine.fits(candidate.price)]
@@ -80,8 +80,9 @@ def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
     if machine.question.loaded.spec.objective is Objective.LOWEST_RUNG:
         lowest = min(entry.candidate.rung for entry in timed)
         timed = [entry for entry in timed if entry.candidate.rung == lowest]
-        fewest = min(_numerics(entry.candidate) for entry in timed)
-        timed = [entry for entry in timed if _numerics(entry.candidate) == fewest]
+        asked = machine.question.asked
+        fewest = min(_numerics(entry.candidate.config, asked) for entry in timed)
+        timed = [entry for entry in timed if _numerics(entry.candidate.config, asked) == fewest]
     least = min(entry.seconds_per_sample for entry in timed)
     close = [entry for entry in timed if entry.seconds_per_sample <= least * TIE_SHARE]
     return min(
@@ -94,9 +95,12 @@ def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
     )
 
 
-def _numerics(candidate: Candidate) -> int:
-    """Returns how many of a candidate's techniques change numerics."""
-    return sum(technique.fidelity is Fidelity.NUMERICS for technique in candidate.techniques)
+def _numerics(config: TrainingConfig, asked: TrainingConfig) -> int:
+    """Returns how many choices that change what training computes differ from what was asked.
+
+    A technique may change two of them at once: bf16 weights under an 8-bit optimizer are further away than either.
+    """
+    return sum(getattr(config, name) != getattr(asked, name) for name in ("method", "precision", "optimizer"))
 
 
 def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:

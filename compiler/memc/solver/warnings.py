@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from memc.clock import StepTime
-from memc.config import Attention, LossHead, Offload, Task
+from memc.config import Attention, LossHead, Offload, Precision, Task
 from memc.solver.search import Candidate, Machine
 from memc.units import format_gib
 
 _SLOW_OFFLOAD_SHARE = 0.5
+_THIN_HOST_SHARE = 0.1
 
 
 def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, ...]:
@@ -20,6 +21,18 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
         found.append(
             f"headroom {format_gib(headroom)} is less than the {format_gib(ledger.gpu.uncertainty_bytes)} that the "
             "estimate leaves open: run memc verify before relying on it"
+        )
+    if budget.host_bytes is not None:
+        spare = budget.host_bytes - ledger.host.required_bytes
+        if spare < _THIN_HOST_SHARE * budget.host_bytes:
+            found.append(
+                f"host memory is tight: {format_gib(spare)} of {format_gib(budget.host_bytes)} is left for the system, "
+                "the data and whatever else pins memory"
+            )
+    if config.precision is Precision.FP16 and question.loaded.spec.pin.precision is None:
+        found.append(
+            f"{question.gpu.name} has no bf16: fp16 with dynamic loss scaling instead; a model that was trained in bf16 "
+            "may overflow"
         )
     if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
