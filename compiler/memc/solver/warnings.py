@@ -31,8 +31,8 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
             )
     if config.precision is Precision.FP16 and question.loaded.spec.pin.precision is None:
         found.append(
-            f"{question.gpu.name} has no bf16: fp16 with dynamic loss scaling instead; a model that was trained in bf16 "
-            "may overflow"
+            f"{question.gpu.name} has no bf16: fp16 with dynamic loss scaling instead; a model that was trained in "
+            "bf16 may overflow"
         )
     if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
