@@ -81,7 +81,12 @@ def read_peft(folder: Path) -> dict[str, Any]:
         found = PeftConfig.from_pretrained(place)
     made = LoraConfig(**json.loads((folder / "peft_config.json").read_text()))
     assert found.to_dict() == made.to_dict()
-    return {"r": found.r, "lora_alpha": found.lora_alpha, "targets": sorted(found.target_modules), "type": found.peft_type}
+    return {
+        "r": found.r,
+        "lora_alpha": found.lora_alpha,
+        "targets": sorted(found.target_modules),
+        "type": found.peft_type,
+    }
 
 
 def consume(folder: Path) -> dict[str, Any]:
@@ -90,7 +95,9 @@ def consume(folder: Path) -> dict[str, Any]:
     args = read_arguments(script)
     report: dict[str, Any] = {"class": type(args).__name__, "accelerate": read_accelerate(folder)}
     kept = args.to_dict()
-    report["arguments"] = {key: value for key, value in kept.items() if not isinstance(value, dict) or "activation" in key}
+    report["arguments"] = {
+        key: value for key, value in kept.items() if not isinstance(value, dict) or "activation" in key
+    }
     if (folder / "ds_config.json").exists():
         from deepspeed.runtime.config import DeepSpeedConfig
 

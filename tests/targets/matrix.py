@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from planmaker import make_config, make_plan, make_run
-
 from memc.config import (
     AdapterPrecision,
     Attention,
@@ -20,6 +18,7 @@ from memc.config import (
     TrainingConfig,
 )
 from memc.render import render
+from planmaker import make_config, make_plan, make_run
 
 _CPU = Offload.CPU
 

@@ -16,6 +16,7 @@ from memc.resources import templates_root
 
 _LINE_BREAKS_AND_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _MARKDOWN_MARKS = re.compile(r"([\\`*_\[\]|~$])")
+_MARKDOWN_LINE_START = re.compile(r"^(?:([ ])|([#+\-=])|(\d+)([.)]))")
 _MARKDOWN_ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;"}
 
 
@@ -102,4 +103,13 @@ def to_comment(value: str) -> str:
 def to_markdown(value: str) -> str:
     """Returns `value` as plain text of one line in Markdown: no markup, no HTML, no table cell border survives."""
     text = _MARKDOWN_MARKS.sub(r"\\\1", to_comment(value))
-    return "".join(_MARKDOWN_ENTITIES.get(character, character) for character in text)
+    text = "".join(_MARKDOWN_ENTITIES.get(character, character) for character in text)
+    return _MARKDOWN_LINE_START.sub(_escape_line_start, text)
+
+
+def _escape_line_start(match: re.Match[str]) -> str:
+    """Returns a line's first mark so that it opens no heading, list or code block."""
+    space, mark, number, dot = match.groups()
+    if space:
+        return "&#32;"
+    return f"\\{mark}" if mark else f"{number}\\{dot}"

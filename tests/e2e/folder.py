@@ -1,0 +1,84 @@
+"""Compiles and runs a folder in end-to-end tests; the one place that knows how a folder is made."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memc.config import TrainingConfig
+from memc.render import render
+from planmaker import make_plan, make_run
+from torch_extensions import framework_environment
+
+DATA = Path(__file__).resolve().parents[2] / "examples" / "data" / "self-instruct-seed.jsonl"
+
+
+def compile_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
+    """Returns `out`, filled with what the configuration renders to; `run` are fields of RunSettings."""
+    out.mkdir(parents=True)
+    plan = make_plan(config, make_run(**run))
+    for name, text in render(plan, spec_name="smollm2.yaml", command="memc compile smollm2.yaml").items():
+        (out / name).write_text(text, encoding="utf-8")
+    return out
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one run of launch.sh ended."""
+
+    status: int
+    text: str
+
+    @property
+    def losses(self) -> list[float]:
+        """Training losses in the order of the log."""
+        logs = [ast.literal_eval(line) for line in re.findall(r"\{'loss': [^}]*\}", self.text)]
+        return [float(log["loss"]) for log in logs]
+
+    @property
+    def logs(self) -> list[dict[str, Any]]:
+        """All training log lines."""
+        return [ast.literal_eval(line) for line in re.findall(r"\{'loss': [^}]*\}", self.text)]
+
+
+def launch(folder: Path, start: Path, *arguments: str, timeout_seconds: int = 420) -> Outcome:
+    """Returns how `launch.sh --device cpu` ended, started from the folder `start`.
+
+    Warnings of the libraries are theirs; the run is judged by its status and by what it wrote.
+    """
+    start.mkdir(exist_ok=True)
+    with subprocess.Popen(
+        ["bash", str(folder / "launch.sh"), "--device", "cpu", *arguments],
+        cwd=start,
+        env=framework_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            text, _ = process.communicate(timeout=timeout_seconds)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            text, _ = process.communicate()
+            raise AssertionError(f"not done after {timeout_seconds} s:\n{text[-4000:]}") from None
+    return Outcome(status=process.returncode, text=text)
+
+
+def inspect_model(program: str, *arguments: str) -> Any:
+    """Returns the JSON that a short program prints on its last line, run where torch may be imported."""
+    outcome = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments],
+        env=framework_environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    return json.loads(outcome.stdout.strip().splitlines()[-1])

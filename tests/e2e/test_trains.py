@@ -1,0 +1,160 @@
+"""Emitted folders really train SmolLM2-135M on real instructions, on the CPU, through their own launcher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from folder import DATA, Outcome, compile_folder, inspect_model, launch
+from memc.config import Engine, LossHead, Method, Task, TrainingConfig
+from planmaker import make_config, make_zero
+
+pytestmark = pytest.mark.slow
+
+_LOAD_ADAPTERS = """
+import json, sys
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+base = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+model = PeftModel.from_pretrained(base, sys.argv[2])
+b = [p for n, p in model.named_parameters() if "lora_B" in n]
+ids = AutoTokenizer.from_pretrained(sys.argv[2])("The capital of France is", return_tensors="pt")
+print(json.dumps({"lora_B": len(b), "non_zero": sum(bool(p.any()) for p in b),
+                  "finite": bool(model(**ids).logits.isfinite().all())}))
+"""
+_LOAD_MODEL = """
+import json, sys
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, report = AutoModelForCausalLM.from_pretrained(sys.argv[2], output_loading_info=True)
+base = AutoModelForCausalLM.from_pretrained(sys.argv[1]).state_dict()
+moved = [name for name, tensor in model.state_dict().items() if not tensor.float().equal(base[name].float())]
+AutoTokenizer.from_pretrained(sys.argv[2])
+print(json.dumps({"missing": len(report["missing_keys"]), "unexpected": len(report["unexpected_keys"]),
+                  "tensors": len(base), "moved": len(moved),
+                  "finite": all(bool(t.isfinite().all()) for t in model.state_dict().values())}))
+"""
+
+
+def first_and_last(losses: list[float]) -> tuple[float, float]:
+    """Returns the mean of the first and of the last third of the losses: single batches differ too much."""
+    third = max(len(losses) // 3, 1)
+    return sum(losses[:third]) / third, sum(losses[-third:]) / third
+
+
+def overfit_rows(path: Path, rows: int = 4) -> Path:
+    """Writes a few rows of the real data many times over, so that a few steps must lower the loss."""
+    lines = DATA.read_text(encoding="utf-8").splitlines()[:rows]
+    path.write_text("\n".join(lines * 16) + "\n", encoding="utf-8")
+    return path
+
+
+def train(out: Path, config: TrainingConfig, model: Path, steps: int, learning_rate: float) -> tuple[Outcome, Path]:
+    """Returns the outcome of a run and the folder it wrote, relative to where it was started."""
+    data = overfit_rows(out.parent / "train rows.jsonl")
+    folder = compile_folder(
+        out, config, model=str(model), train_data=data.name, output_dir="runs/it", max_steps=steps,
+        save_steps=steps - 1, learning_rate=learning_rate,
+    )  # fmt: skip
+    outcome = launch(folder, data.parent)
+    assert outcome.status == 0, outcome.text[-4000:]
+    assert len(outcome.losses) == steps
+    first, last = first_and_last(outcome.losses)
+    assert last < first, outcome.losses
+    assert all("tokens_per_second" in log for log in outcome.logs)
+    return outcome, data.parent / "runs" / "it"
+
+
+def resume(out: Path, written: Path, last_step: int) -> None:
+    """Goes on from the last checkpoint and checks that only the steps after it ran."""
+    outcome = launch(out, out.parent, "--resume", "--max-steps", str(last_step + 1))
+    assert outcome.status == 0, outcome.text[-4000:]
+    assert len(outcome.losses) == 1, outcome.losses
+    state = json.loads((written / f"checkpoint-{last_step}" / "trainer_state.json").read_text())
+    assert state["global_step"] == last_step
+
+
+def check_adapters(model: Path, written: Path) -> None:
+    found = inspect_model(_LOAD_ADAPTERS, str(model), str(written / "final"))
+    assert found["lora_B"] == 30 * 7
+    assert found["non_zero"] == found["lora_B"]
+    assert found["finite"]
+    assert not (written / "final" / "model.safetensors").exists()
+
+
+def test_one_process_lora(tmp_path: Path, smollm2: Path) -> None:
+    out = tmp_path / "out of this world"
+    config = make_config(max_length=64, gradient_accumulation_steps=1, micro_batch_size=2)
+    _, written = train(out, config, smollm2, steps=6, learning_rate=2e-3)
+    check_adapters(smollm2, written)
+    resume(out, written, last_step=6)
+
+
+def test_two_processes_deepspeed_zero2_full(tmp_path: Path, smollm2: Path) -> None:
+    out = tmp_path / "zero2"
+    config = make_config(
+        method=Method.FULL, engine=Engine.DEEPSPEED, stage=2, max_length=64, gradient_accumulation_steps=1,
+        zero=make_zero(2, reduce_bucket_elements=50_000_000, allgather_bucket_elements=50_000_000),
+    )  # fmt: skip
+    _, written = train(out, config, smollm2, steps=3, learning_rate=1e-4)
+    found = inspect_model(_LOAD_MODEL, str(smollm2), str(written / "final"))
+    assert (found["missing"], found["unexpected"], found["finite"]) == (0, 0, True)
+    assert found["moved"] > 0.9 * found["tensors"]
+    assert list(written.glob("checkpoint-2/global_step2/*optim_states.pt")), "DeepSpeed did not run the step"
+    resume(out, written, last_step=3)
+
+
+def test_two_processes_deepspeed_zero3_lora(tmp_path: Path, smollm2: Path) -> None:
+    out = tmp_path / "zero3"
+    config = make_config(engine=Engine.DEEPSPEED, stage=3, max_length=64, gradient_accumulation_steps=1)
+    _, written = train(out, config, smollm2, steps=3, learning_rate=2e-3)
+    check_adapters(smollm2, written)
+    assert len(list(written.glob("checkpoint-2/global_step2/*optim_states.pt"))) == 2
+    resume(out, written, last_step=3)
+
+
+def test_qlora(tmp_path: Path, smollm2: Path) -> None:
+    config = make_config(method=Method.QLORA, max_length=64, gradient_accumulation_steps=1)
+    _, written = train(tmp_path / "qlora", config, smollm2, steps=3, learning_rate=2e-3)
+    check_adapters(smollm2, written)
+
+
+@pytest.mark.parametrize("loss", LossHead)
+def test_pretrain(tmp_path: Path, smollm2: Path, loss: LossHead) -> None:
+    text = tmp_path / "text.jsonl"
+    rows = [json.loads(line)["messages"][-1]["content"] for line in DATA.read_text().splitlines()[:40]]
+    text.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows if row))
+    config = make_config(task=Task.PRETRAIN, method=Method.LORA, loss=loss, max_length=64)
+    folder = compile_folder(
+        tmp_path / "out", config, model=str(smollm2), train_data=text.name, eval_data=text.name, output_dir="o",
+        max_steps=2, save_steps=0, eval_steps=2, learning_rate=1e-3,
+    )  # fmt: skip
+    outcome = launch(folder, tmp_path)
+    assert outcome.status == 0, outcome.text[-4000:]
+    assert "eval_loss" in outcome.text
+    assert 1 < outcome.losses[0] < 6, "a loss of real weights, and not one of random weights (ln 49152 = 10.8)"
+
+
+def test_probe_of_random_weights_measures_every_phase(tmp_path: Path, smollm2: Path) -> None:
+    folder = compile_folder(tmp_path / "out", make_config(max_length=32), model=str(smollm2), train_data="none.jsonl")
+    outcome = launch(folder, tmp_path, "--probe", "probe", "--max-steps", "2", "--random-weights")
+    assert outcome.status == 0, outcome.text[-4000:]
+    report = json.loads((tmp_path / "probe" / "rank0.json").read_text())
+    assert report["schema"] == "memc/probe/1"
+    assert set(report["phases"]) == {"load", "first_step", "steady", "evaluate", "save"}
+    assert (report["rank"], report["world_size"], report["device"], report["error"]) == (0, 1, "cpu", None)
+    assert len(report["step_seconds"]) == len(report["losses"]) == 2
+    assert report["tokens_per_second"] > 0
+    assert report["host_rss_peak_bytes"] > 135e6 * 2
+    assert "eval_loss" in outcome.text
+    assert [path.name for path in (tmp_path / "probe").iterdir()] == ["rank0.json"]
+
+
+def test_probe_reports_what_stopped_it(tmp_path: Path, smollm2: Path) -> None:
+    config = make_config(max_length=10_000)
+    folder = compile_folder(tmp_path / "out", config, model=str(smollm2), train_data="none.jsonl")
+    outcome = launch(folder, tmp_path, "--probe", "probe", "--max-steps", "2")
+    assert outcome.status != 0
+    error = json.loads((tmp_path / "probe" / "rank0.json").read_text())["error"]
+    assert (error["kind"], error["phase"]) == ("exception", "load")
+    assert "knows 8192 positions" in error["message"]

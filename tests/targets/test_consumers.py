@@ -1,0 +1,174 @@
+"""Every emitted file is accepted by the program that reads it, and reads as the plan says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matrix import matrix, write_matrix
+from memc.config import Engine, Method, Offload, Optimizer, Precision, Task
+from packaging.requirements import Requirement
+from torch_extensions import framework_environment
+
+CASES = matrix()
+_REFUSED_BESIDE_A_DEEPSPEED_FILE = {
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "zero_stage",
+    "offload_optimizer_device",
+    "offload_param_device",
+    "offload_param_nvme_path",
+    "offload_optimizer_nvme_path",
+    "zero3_save_16bit_model",
+    "mixed_precision",
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_matrix(tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.fixture(scope="module")
+def reports(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Returns what the real programs said, by case; all folders are read by one process to import them once."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    outcome = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("consume.py")), str(port), *map(str, folders.values())],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path_factory.mktemp("start"),
+        env=framework_environment(),
+        timeout=400,
+    )
+    lines = [line.removeprefix("REPORT ") for line in outcome.stdout.splitlines() if line.startswith("REPORT ")]
+    found = {Path(report["folder"]).name: report for report in map(json.loads, lines)}
+    assert set(found) == set(CASES), outcome.stderr[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, Any]]) -> None:
+    report, config = reports[name], CASES[name]
+    assert "error" not in report, report["error"]
+    arguments = report["arguments"]
+    assert report["class"] == ("SFTConfig" if config.task is Task.SFT else "TrainingArguments")
+    assert arguments["per_device_train_batch_size"] == config.micro_batch_size
+    assert arguments["gradient_accumulation_steps"] == config.gradient_accumulation_steps
+    assert arguments["per_device_eval_batch_size"] == (config.eval_batch_size or config.micro_batch_size)
+    assert arguments["per_device_eval_batch_size"] <= max(config.micro_batch_size, config.eval_batch_size)
+    assert arguments["optim"] == config.optimizer.value
+    assert arguments["activation_checkpointing"] is (config.checkpoint_every > 0)
+    checkpointing = arguments["activation_checkpointing_kwargs"]
+    assert checkpointing["every_n_layers"] == max(config.checkpoint_every, 1)
+    assert checkpointing["use_reentrant"] is (config.zero_stage == 3 and config.method is not Method.FULL)
+    assert arguments["prediction_loss_only"] is True
+    if config.task is Task.SFT:
+        assert arguments["max_length"] == config.max_length
+        assert arguments["packing"] is config.packing
+        flash = config.attention.value == "flash_attention_2"
+        assert arguments["packing_strategy"] == ("bfd" if flash else "wrapped")
+
+
+@pytest.mark.parametrize("name", [name for name, config in CASES.items() if config.engine is Engine.DEEPSPEED])
+def test_deepspeed_reads_its_file(name: str, reports: dict[str, dict[str, Any]], folders: dict[str, Path]) -> None:
+    config, read = CASES[name], reports[name]["deepspeed"]
+    assert config.zero is not None
+    assert read["stage"] == config.zero.stage
+    assert read["batch"] == [config.global_batch_size, config.micro_batch_size, config.gradient_accumulation_steps]
+    assert read["auto_left"] == []
+    assert read["clipping"] == 1.0
+    assert read["optimizer"] == (None if config.optimizer is Optimizer.ADAMW_8BIT else "adamw")
+    if config.zero.stage:
+        assert read["reduce_bucket_size"] == config.zero.reduce_bucket_elements
+        assert ("cpu" in read["offload_optimizer"]) is (config.zero.offload_optimizer is Offload.CPU)
+        assert ("cpu" in read["offload_param"]) is (config.zero.offload_param is Offload.CPU)
+
+    document = json.loads((folders[name] / "ds_config.json").read_text())
+    assert document["bf16"]["enabled"] is (config.precision in (Precision.BF16, Precision.BF16_PURE))
+    assert document["fp16"]["enabled"] is (config.precision is Precision.FP16)
+    gathers = document["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save")
+    assert gathers is (True if config.zero.stage == 3 else None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_accelerate_reads_its_file(name: str, reports: dict[str, dict[str, Any]], folders: dict[str, Path]) -> None:
+    import yaml
+
+    config, read = CASES[name], reports[name]["accelerate"]
+    assert read["use_deepspeed"] is (config.engine is Engine.DEEPSPEED)
+    assert read["num_processes"] == config.world_size
+    document = yaml.safe_load((folders[name] / "accelerate.yaml").read_text())
+    if config.engine is Engine.DEEPSPEED:
+        keys = set(document) | set(document["deepspeed_config"])
+        assert not keys & _REFUSED_BESIDE_A_DEEPSPEED_FILE
+    else:
+        expected = {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
+        assert read["mixed_precision"] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, config in CASES.items() if config.lora is not None])
+def test_peft_reads_its_file(name: str, reports: dict[str, dict[str, Any]]) -> None:
+    lora = CASES[name].lora
+    assert lora is not None
+    read = reports[name]["peft"]
+    assert (read["r"], read["lora_alpha"], read["type"]) == (lora.rank, lora.alpha, "LORA")
+    assert read["targets"] == sorted(lora.target_modules)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_agree_on_which_there_are(name: str, folders: dict[str, Path]) -> None:
+    config = CASES[name]
+    expected = {"PLAN.md", "accelerate.yaml", "launch.sh", "requirements.txt", "train.py"}
+    expected |= {"ds_config.json"} if config.engine is Engine.DEEPSPEED else set()
+    expected |= {"peft_config.json"} if config.lora is not None else set()
+    assert {path.name for path in folders[name].iterdir()} == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shell_reads_the_launcher(name: str, folders: dict[str, Path]) -> None:
+    subprocess.run(["bash", "-n", str(folders[name] / "launch.sh")], check=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_arguments_come_before_the_model(name: str, folders: dict[str, Path]) -> None:
+    body = (folders[name] / "train.py").read_text().split("def run(")[1]
+    assert body.index("build_arguments(") < body.index("load_model(")
+
+
+def test_requirements_are_met_here(folders: dict[str, Path]) -> None:
+    from importlib.metadata import version
+
+    for name, folder in folders.items():
+        lines = [line for line in (folder / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
+        for requirement in map(Requirement, lines):
+            if requirement.name != "flash-attn":  # has no build for a machine without a GPU
+                assert version(requirement.name) in requirement.specifier, (name, str(requirement))
+        names = {Requirement(line).name for line in lines}
+        config = CASES[name]
+        assert ("deepspeed" in names) is (config.engine is Engine.DEEPSPEED)
+        assert ("peft" in names) is (config.lora is not None)
+        quantized = config.method is Method.QLORA or "8bit" in config.optimizer.value
+        assert ("bitsandbytes" in names) is quantized
+
+
+def test_scripts_pass_a_linter_and_a_type_checker(folders: dict[str, Path], tmp_path: Path) -> None:
+    """One script per distinct text: a name that a branch forgot to import or define shows here."""
+    texts = {(folder / "train.py").read_text(): name for name, folder in folders.items()}
+    for text, name in texts.items():
+        (tmp_path / f"train_{name.replace('-', '_')}.py").write_text(text)
+    files = sorted(map(str, tmp_path.glob("*.py")))
+    ruff = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E,F,W,B,PIE", "--line-length", "150"]
+    outcome = subprocess.run([*ruff, *files], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stdout
+    mypy = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=skip", "--config-file="]
+    mypy += ["--check-untyped-defs", "--cache-dir", str(tmp_path / "cache")]
+    outcome = subprocess.run([*mypy, *files], capture_output=True, text=True)
+    assert outcome.returncode == 0, outcome.stdout
