@@ -26,7 +26,9 @@ def wall_seconds(command: list[str]) -> float:
         RuntimeError: When it exits with anything but 0.
     """
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NO_COLOR": "1"})
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    environment["NO_COLOR"] = "1"  # and byte code is kept, as an installed package has it
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     seconds = time.perf_counter() - start
     if done.returncode != 0:
         raise RuntimeError(f"{command} exited {done.returncode}:\n{done.stdout}{done.stderr}")

@@ -41,7 +41,7 @@ StepsOrOff = Annotated[int, _count(10**9, least=0)]
 class Section(BaseModel):
     """A part of the spec: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
 
 
 class Data(Section):
