@@ -1,8 +1,8 @@
 """The environment of processes that run the frameworks: their compiled operators lie in this checkout's build folder.
 
 The first use of DeepSpeed compiles an operator and guards it with a lock file. A process that is killed meanwhile
-leaves the lock, and every later one would wait for it for ever; so the folder is not shared with the rest of the machine,
-and a lock that is left is removed before a test session starts its own processes (which it does one after the other).
+leaves the lock, and every later one would wait for it for ever. So the folder is shared with nothing else here, and a
+lock that is left is removed before a test session starts its own processes (which it does one after the other).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         cwd=Path(__file__).parent,
         env=framework_environment(),
-        timeout=300,
+        timeout=900,
         capture_output=True,
     )
     return folder

@@ -47,7 +47,7 @@ class Outcome:
         return [ast.literal_eval(line) for line in re.findall(r"\{'loss': [^}]*\}", self.text)]
 
 
-def launch(folder: Path, start: Path, *arguments: str, timeout_seconds: int = 420) -> Outcome:
+def launch(folder: Path, start: Path, *arguments: str, timeout_seconds: int = 1200) -> Outcome:
     """Returns how `launch.sh --device cpu` ended, started from the folder `start`.
 
     Warnings of the libraries are theirs; the run is judged by its status and by what it wrote.
@@ -78,7 +78,7 @@ def inspect_model(program: str, *arguments: str) -> Any:
         env=framework_environment(),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     assert outcome.returncode == 0, outcome.stderr[-4000:]
     return json.loads(outcome.stdout.strip().splitlines()[-1])

@@ -46,7 +46,7 @@ def reports(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         text=True,
         cwd=tmp_path_factory.mktemp("start"),
         env=framework_environment(),
-        timeout=400,
+        timeout=1200,
     )
     lines = [line.removeprefix("REPORT ") for line in outcome.stdout.splitlines() if line.startswith("REPORT ")]
     found = {Path(report["folder"]).name: report for report in map(json.loads, lines)}
