@@ -133,9 +133,17 @@ def diagnose(document: Document, model: type[BaseModel], errors: Iterable[Mappin
     ]
 
 
+_UNION_TAGS = ("<word>", "<list>")
+
+
 def error_path(error: Mapping[str, Any]) -> Path:
-    """Returns where an error lies in the spec: pydantic's location without the tags of its unions."""
-    return tuple(step for step in error["loc"] if not (isinstance(step, str) and step in ("<word>", "<list>")))
+    """Returns where an error lies in the spec: pydantic's location without the tags of its unions.
+
+    The last step of an unknown key is the key itself, whatever it looks like.
+    """
+    steps = tuple(error["loc"])
+    inner, last = (steps[:-1], steps[-1:]) if error["type"] == "extra_forbidden" else (steps, ())
+    return (*(step for step in inner if step not in _UNION_TAGS), *last)
 
 
 def _diagnose_one(document: Document, model: type[BaseModel], error: Mapping[str, Any]) -> Diagnostic:
