@@ -61,7 +61,8 @@ class Technique:
         name: Kebab-case; what `ladder.forbid` and `ladder.require` name.
         rung: Place on the ladder of one card, from free to dear.
         dimension: What it decides.
-        accounts: Accounts it cuts.
+        accounts: Accounts it touches, the one it is meant to cut first. Beside these only workspace may change, and
+            what a change of engine brings with it: DeepSpeed keeps masters and 16-bit weights, whatever the stage.
         fidelity: Whether it changes numerics.
         needs: What it needs, as a phrase.
         boundary: Where it stops paying, as a sentence.

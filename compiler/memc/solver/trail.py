@@ -60,11 +60,7 @@ def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | Non
     if chosen is not None and chosen.rung == rung:
         best, verdict = chosen, Verdict.CHOSEN
     else:
-        best = least_memory(machine, here)
-        fits = machine.fits(best.price)
-        verdict = Verdict.TOO_LARGE if not fits else Verdict.TOO_SLOW
-        if fits and chosen is not None and rung > chosen.rung:
-            verdict = Verdict.NOT_NEEDED
+        best, verdict = _passed_over(machine, here, needed=chosen is None or rung < chosen.rung)
     used = " + ".join(technique.name for technique in best.techniques) or AS_ASKED
     time = machine.time(best.config)
     budget = machine.question.budget
@@ -81,6 +77,20 @@ def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | Non
     )
 
 
+def _passed_over(machine: Machine, here: list[Candidate], *, needed: bool) -> tuple[Candidate, Verdict]:
+    """Returns the candidate that stands for a rung that was not chosen, and why it was not.
+
+    That is the one nearest to the budget; where some fit in memory but none in time, the fastest of these.
+    """
+    fitting = [candidate for candidate in here if machine.fits(candidate.price)]
+    if not fitting:
+        return least_memory(machine, here), Verdict.TOO_LARGE
+    fastest = min(fitting, key=lambda candidate: machine.time(candidate.config).step_seconds)
+    if needed or not machine.in_time(machine.time(fastest.config)):
+        return fastest, Verdict.TOO_SLOW
+    return least_memory(machine, fitting), Verdict.NOT_NEEDED
+
+
 def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> str:
     """Returns one sentence on a rung."""
     budget = machine.question.budget
@@ -89,8 +99,10 @@ def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> s
     if verdict is Verdict.NOT_NEEDED:
         return "fits too, but a lower rung suffices"
     if verdict is Verdict.TOO_SLOW:
-        total = machine.time(best.config).total_seconds
-        return f"fits, but the run takes {format_seconds(total or 0.0)}"
+        time = machine.time(best.config)
+        if machine.in_time(time):
+            return f"fits, but takes {format_seconds(time.step_seconds)} per step; a higher rung is faster"
+        return f"fits, but the run takes {format_seconds(time.total_seconds or 0.0)}"
     if over:
         return f"at best {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
     host = best.price.host_required_bytes - (budget.host_bytes or 0)
