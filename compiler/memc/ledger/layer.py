@@ -125,7 +125,7 @@ def _linear_inputs(block: Block, mode: LayerMode, inputs: dict[str, int]) -> lis
         elif linear.name in mode.adapted:
             saved += _adapter(linear, mode, entering, shared)
     widths = {linear.reads: linear.in_features for linear in block.linears}
-    kernel_keeps_output = mode.attention is not Attention.EAGER
+    kernel_keeps_output = mode.attention is not Attention.EAGER and not block.attention.fused_qkv
     for reads in sorted(shared):
         if reads == "attention_output" and kernel_keeps_output:
             continue
@@ -152,7 +152,11 @@ def _adapter(linear: Linear, mode: LayerMode, entering: int, shared: set[str]) -
 
 
 def _attention(block: Block, mode: LayerMode) -> list[Saved]:
-    """Returns what rotary embedding and the attention kernel keep."""
+    """Returns what rotary embedding and the attention kernel keep.
+
+    A window that cuts the sequence needs a mask, and a mask takes the memory-efficient kernel with repeated k and v.
+    Where one linear makes q, k and v, its output stays whole and the kernel's output is copied before the projection.
+    """
     facts, size, length = block.attention, mode.types.compute, mode.length
     query, key, heads = facts.query_width, facts.key_width, facts.heads
     if mode.attention is Attention.EAGER:
@@ -165,12 +169,17 @@ def _attention(block: Block, mode: LayerMode) -> list[Saved]:
             saved.append(Saved("softcapped scores", size * heads * length, f"{size} x {heads} x {length}"))
         return saved
     statistics = Saved("log-sum-exp", 4 * heads, f"4 x {heads} heads")
-    if mode.mask and mode.attention is Attention.SDPA:
+    windowed = facts.sliding_window is not None and length >= facts.sliding_window
+    if (mode.mask or windowed) and mode.attention is Attention.SDPA:
         return [
             Saved("q, repeated k and v, output", 4 * size * query, f"{size} x (4 x {query}), memory-efficient kernel"),
             statistics,
             Saved("attention mask", size * length, f"{size} x {length} keys, one copy per layer"),
         ]
+    if facts.fused_qkv:
+        kept = size * (3 * query + 3 * key)
+        text = f"{size} x (3 x {query} + 3 x {key}): q, k, v in one tensor, rotated copies, output; flash kernel"
+        return [Saved("fused q, k, v, rotated q and k, output", kept, text), statistics]
     kept = size * (2 * query + 2 * key)
     return [Saved("q, k, v, output", kept, f"{size} x (2 x {query} + 2 x {key}), flash kernel"), statistics]
 
