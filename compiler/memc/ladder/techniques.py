@@ -18,6 +18,8 @@ from memc.config import (
 from memc.ladder.technique import Dimension, Fidelity, Situation, Technique
 from memc.ledger.entries import Account
 
+# A frozen base is kept in 16 or 4 bits and saves less for backward; adapters add what is theirs.
+_WITH_ADAPTERS = (Account.PARAMETERS, Account.MASTER_WEIGHTS, Account.ACTIVATIONS)
 _EIGHT_BIT = (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
 
 
@@ -190,7 +192,7 @@ def _accumulation(divisor: int) -> Technique:
         name=f"accumulate-{divisor}x",
         rung=3,
         dimension=Dimension.MICRO_BATCH,
-        accounts=(Account.ACTIVATIONS,),
+        accounts=(Account.ACTIVATIONS, Account.GRADIENTS),
         fidelity=Fidelity.MEMORY,
         needs=f"a micro-batch that divides by {divisor}",
         boundary="A micro-batch of 1 is the end; very small ones leave the card waiting for launches.",
@@ -204,7 +206,7 @@ def _checkpointing(every: int) -> Technique:
         name="checkpoint-every-layer" if every == 1 else f"checkpoint-every-{every}-layers",
         rung=4,
         dimension=Dimension.CHECKPOINTING,
-        accounts=(Account.ACTIVATIONS,),
+        accounts=(Account.ACTIVATIONS, Account.PARAMETERS),
         fidelity=Fidelity.MEMORY,
         needs="a model whose layers support it",
         boundary="Repeats up to one forward pass; pays little where weights and states are the wall.",
@@ -232,7 +234,7 @@ LADDER: tuple[Technique, ...] = (
         name="chunked-loss",
         rung=2,
         dimension=Dimension.LOSS,
-        accounts=(Account.ACTIVATIONS,),
+        accounts=(Account.ACTIVATIONS, Account.GRADIENTS, Account.PARAMETERS),
         fidelity=Fidelity.MEMORY,
         needs="a causal language model head",
         boundary="Saves nothing once logits are small beside the layers.",
@@ -242,7 +244,10 @@ LADDER: tuple[Technique, ...] = (
     *(_accumulation(divisor) for divisor in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)),
     *(_checkpointing(every) for every in (4, 3, 2, 1)),
     _sharding(
-        1, 5, (Account.OPTIMIZER_STATES, Account.MASTER_WEIGHTS), "Weights and gradients stay whole on every GPU."
+        1,
+        5,
+        (Account.OPTIMIZER_STATES, Account.MASTER_WEIGHTS, Account.GRADIENTS),
+        "Weights stay whole on every GPU, gradients until the step.",
     ),
     _sharding(
         2,
@@ -276,7 +281,7 @@ LADDER: tuple[Technique, ...] = (
         name="bf16-states",
         rung=6,
         dimension=Dimension.STATES,
-        accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES),
+        accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES, Account.ACTIVATIONS),
         fidelity=Fidelity.NUMERICS,
         needs="bf16",
         boundary="Updates below 1/256 of a weight round away: small learning rates stall.",
@@ -287,7 +292,7 @@ LADDER: tuple[Technique, ...] = (
         name="bf16-adamw-8bit",
         rung=6,
         dimension=Dimension.STATES,
-        accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES),
+        accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES, Account.ACTIVATIONS),
         fidelity=Fidelity.NUMERICS,
         needs="bf16, bitsandbytes",
         boundary="Updates below 1/256 of a weight round away: small learning rates stall.",
@@ -298,7 +303,7 @@ LADDER: tuple[Technique, ...] = (
         name="lora",
         rung=7,
         dimension=Dimension.METHOD,
-        accounts=(Account.GRADIENTS, Account.OPTIMIZER_STATES),
+        accounts=(Account.GRADIENTS, Account.OPTIMIZER_STATES, *_WITH_ADAPTERS),
         fidelity=Fidelity.NUMERICS,
         needs="peft, a spec that allows it",
         boundary="Does not cut activations; low rank may not learn a new ability.",
@@ -309,7 +314,7 @@ LADDER: tuple[Technique, ...] = (
         name="qlora",
         rung=7,
         dimension=Dimension.METHOD,
-        accounts=(Account.PARAMETERS, Account.GRADIENTS, Account.OPTIMIZER_STATES),
+        accounts=(*_WITH_ADAPTERS, Account.GRADIENTS, Account.OPTIMIZER_STATES),
         fidelity=Fidelity.NUMERICS,
         needs="peft, bitsandbytes, a spec that allows it",
         boundary="Dequantises every weight in every pass; embeddings and head stay at 16 bits.",
@@ -337,7 +342,7 @@ LADDER: tuple[Technique, ...] = (
         name="offload-param",
         rung=10,
         dimension=Dimension.OFFLOAD_PARAM,
-        accounts=(Account.PARAMETERS,),
+        accounts=(Account.PARAMETERS, Account.GRADIENTS),
         fidelity=Fidelity.MEMORY,
         needs="ZeRO-3, optimizer offload, host memory",
         boundary="Every pass waits for PCIe: 5 to 10 times slower.",
