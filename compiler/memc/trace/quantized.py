@@ -1,0 +1,82 @@
+"""4-bit linears as bitsandbytes stores them, without data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memc.config import TrainingConfig
+from memc.trace.optional import library
+from memc.units import ceil_div
+
+_NF4_BLOCK = 64
+_NF4_NESTED_BLOCK = 256
+
+
+def quantize(model: Any, config: TrainingConfig) -> None:
+    """Replaces the linears of the layers by 4-bit ones and casts the rest to fp32.
+
+    Source: transformers/quantizers/quantizer_bnb_4bit.py (the head stays), peft prepare_model_for_kbit_training.
+    """
+    linear_4bit = library("bitsandbytes.nn", "a 4-bit base").Linear4bit
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not torch.nn.Linear or child is head:
+                continue
+            linear = linear_4bit(
+                child.in_features,
+                child.out_features,
+                bias=child.bias is not None,
+                compute_dtype=torch.bfloat16,
+                compress_statistics=config.double_quantization,
+                quant_type="nf4",
+                device="meta",
+            )
+            parent._modules[name] = linear
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            parameter.requires_grad_(False)
+            quantized = isinstance(module, linear_4bit) and name == "weight"
+            if parameter.dtype is not torch.float32 and not quantized:
+                parameter.data = parameter.data.to(torch.float32)
+    model.tie_weights()
+
+
+def stored_nf4(linear: Any, config: TrainingConfig) -> torch.nn.Parameter:
+    """Returns the packed weight of a 4-bit linear, with its quantisation state, as bitsandbytes stores it."""
+    quant_state = library("bitsandbytes.functional", "a 4-bit base").QuantState
+    shape = torch.Size((linear.out_features, linear.in_features))
+    blocks = ceil_div(shape.numel(), _NF4_BLOCK)
+    common = {"blocksize": _NF4_BLOCK, "quant_type": "nf4", "shape": shape, "dtype": torch.bfloat16}
+    if config.double_quantization:
+        nested = quant_state(
+            absmax=torch.empty(ceil_div(blocks, _NF4_NESTED_BLOCK)),
+            code=torch.empty(256),
+            blocksize=_NF4_NESTED_BLOCK,
+            dtype=torch.float32,
+        )
+        absmax = torch.empty(blocks, dtype=torch.uint8)
+        state = quant_state(absmax=absmax, code=torch.empty(16), offset=torch.empty(()), state2=nested, **common)
+    else:
+        state = quant_state(absmax=torch.empty(blocks), code=torch.empty(16), **common)
+    packed = torch.empty(ceil_div(shape.numel(), 2), 1, dtype=torch.uint8)
+    weight = torch.nn.Parameter(packed, requires_grad=False)
+    weight.quant_state = state  # type: ignore[attr-defined]
+    weight.bnb_quantized = True  # type: ignore[attr-defined]
+    return weight
+
+
+def quantization_constants(model: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Returns the tensors that belong to 4-bit weights without being parameters."""
+    for parameter in model.parameters():
+        state = getattr(parameter, "quant_state", None)
+        while state is not None:
+            for tensor in (state.absmax, state.code, state.offset):
+                if isinstance(tensor, torch.Tensor):
+                    yield tensor
+            state = state.state2

@@ -1,0 +1,118 @@
+"""What a step trace says of accounts, time order and depth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from trace_cases import config, llama, tiny
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch
+from memc.ledger.entries import Account
+from memc.trace import Instant, Share, StepTrace, trace_step
+from memc.trace.loop import record_steps
+from memc.trace.peaks import region_peaks, saved_bytes
+from memc.trace.steptrace import result_of
+
+PARAMS = 2 * 1003 * 672 + 672 + 3 * (2 * 672 * 576 + 2 * 672 * 192 + 3 * 672 * 1600 + 2 * 672)
+BLOCKS = 30 * 512
+
+DEEP: dict[str, tuple[int, dict[str, Any]]] = {
+    "full-bf16-weights": (11, {"precision": "bf16_pure"}),
+    "full-autocast-foreach": (9, {"optimizer": "adamw_torch"}),
+    "checkpointed": (9, {"checkpoint_every": 1}),
+    "every-second-layer": (13, {"checkpoint_every": 2, "task": "sft"}),
+    "lora-accumulation": (9, {"method": "lora", "task": "sft", "accumulation": 4, "dropout": 0.1}),
+    "qlora": (9, {"method": "qlora", "task": "sft", "checkpoint_every": 1}),
+}
+
+
+def _directly(settings: Any, model: dict[str, Any], layers: int) -> StepTrace:
+    tape = record_steps(settings, model, layers)
+    return result_of(layers, (layers,), region_peaks(tape), saved_bytes(tape))
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_shallow_traces_extrapolate_to_any_depth(name: str) -> None:
+    layers, changes = DEEP[name]
+    settings, model = config(length=64, **changes), llama(num_hidden_layers=layers)
+    extrapolated, direct = trace_step(settings, model), _directly(settings, model, layers)
+    assert max(extrapolated.traced_layers) < layers
+    assert extrapolated.binding_instant is direct.binding_instant
+    for instant, peak in direct.peaks.items():
+        rounding = 2048 if instant is Instant.STEP else 0
+        assert abs(extrapolated.peaks[instant].allocated_bytes - peak.allocated_bytes) <= rounding, instant
+    assert extrapolated.layer_saved_bytes == direct.layer_saved_bytes
+
+
+@pytest.mark.parametrize(
+    ("precision", "weight", "gradient", "states"), [("bf16_pure", 2, 2, 4), ("bf16", 4, 4, 8), ("fp32", 4, 4, 8)]
+)
+def test_bytes_per_parameter_at_the_step(precision: str, weight: int, gradient: int, states: int) -> None:
+    accounts = trace_step(config(precision=precision), llama()).by_account(Instant.STEP)
+    assert accounts[Account.PARAMETERS] == pytest.approx(weight * PARAMS, abs=BLOCKS)
+    assert accounts[Account.GRADIENTS] == pytest.approx(gradient * PARAMS, abs=BLOCKS)
+    assert accounts[Account.OPTIMIZER_STATES] == pytest.approx(states * PARAMS, abs=3 * BLOCKS)
+
+
+def test_foreach_optimizer_peaks_one_parameter_set_above_fused() -> None:
+    fused, foreach = (trace_step(config(optimizer=name), llama()) for name in ("adamw_torch_fused", "adamw_torch"))
+    above = foreach.peaks[Instant.STEP].allocated_bytes - fused.peaks[Instant.STEP].allocated_bytes
+    assert above == pytest.approx(4 * PARAMS, rel=0.001)
+
+
+def test_eight_bit_states_take_two_bytes_and_a_constant_per_block() -> None:
+    states = trace_step(config(optimizer="adamw_8bit"), llama()).peaks[Instant.STEP].shares[Share.OPTIMIZER_STATES]
+    assert states == pytest.approx((2 + 8 / 256) * PARAMS, rel=0.002)
+
+
+def test_checkpointing_does_not_shorten_the_life_of_weight_casts_in_forward() -> None:
+    plain, checkpointed = (trace_step(config(task="sft", checkpoint_every=k), llama()) for k in (0, 1))
+    casts = [trace.peaks[Instant.LOSS_FORWARD].shares[Share.WEIGHT_CASTS] for trace in (plain, checkpointed)]
+    assert casts[0] == casts[1] > 0
+
+
+def test_plain_loss_peaks_at_twelve_bytes_per_logit() -> None:
+    vocabulary, tokens = 50_000, 512
+    trace = trace_step(config(length=tokens, precision="bf16_pure"), tiny(vocab_size=vocabulary))
+    assert trace.binding_instant is Instant.LOSS_BACKWARD
+    logits = trace.peaks[Instant.LOSS_BACKWARD].allocated_bytes - trace.peaks[Instant.FORWARD].allocated_bytes
+    assert logits == pytest.approx(12 * vocabulary * tokens, rel=0.01)
+
+
+def test_accumulated_gradients_live_through_forward() -> None:
+    once, twice = (trace_step(config(accumulation=steps), llama()) for steps in (1, 2))
+    assert once.peaks[Instant.FORWARD].shares.get(Share.GRADIENTS, 0) == 0
+    assert twice.peaks[Instant.FORWARD].shares[Share.GRADIENTS] == pytest.approx(4 * PARAMS, abs=BLOCKS)
+
+
+def test_tied_head_holds_two_gradients_of_the_embedding() -> None:
+    model = llama(tie_word_embeddings=True, vocab_size=60_000)
+    trace = trace_step(config(length=64), model)
+    embedding = 4 * 60_000 * 672
+    accounts = trace.peaks[Instant.BACKWARD_EMBEDDING].shares
+    assert trace.binding_instant is Instant.BACKWARD_EMBEDDING
+    assert accounts[Share.WORKING] == pytest.approx(embedding, rel=0.01)
+
+
+def test_four_bit_weights_take_what_bitsandbytes_stores() -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    packed, state = functional.quantize_4bit(torch.randn(1600, 672), quant_type="nf4", compress_statistics=True)
+    tensors = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+    stored = sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
+    shallow, deeper = (
+        trace_step(config(method="qlora", task="sft"), llama(num_hidden_layers=layers)) for layers in (3, 4)
+    )
+    layer = deeper.peaks[Instant.STEP].shares[Share.PARAMETERS] - shallow.peaks[Instant.STEP].shares[Share.PARAMETERS]
+    mlp = 3 * stored
+    attention = 0
+    for rows, columns in ((576, 672), (192, 672), (192, 672), (672, 576)):
+        packed, state = functional.quantize_4bit(torch.randn(rows, columns), quant_type="nf4", compress_statistics=True)
+        tensors = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
+        attention += sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
+    norms = 2 * 3072
+    adapters = 2 * 16 * (2 * (672 + 576) + 2 * (672 + 192) + 3 * (672 + 1600))
+    assert layer == pytest.approx(mlp + attention + norms + adapters, abs=512 * 14)
