@@ -7,13 +7,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
 import memc
-from memc import driver
+from memc import commands, driver
 from memc.driver import Answer, Change, Written
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 from memc.plan import Infeasible, Plan
@@ -27,7 +28,21 @@ class _ReaderLeftError(Exception):
 
 
 class _Commands(click.Group):
-    """The group of all commands. click itself ends a broken pipe with exit code 1, which here means something else."""
+    """The group of all commands; those of `memc.commands` are imported when they are asked for.
+
+    click itself ends a broken pipe with exit code 1, which here means something else.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the names of all commands, sorted."""
+        return sorted({*super().list_commands(ctx), *commands.NAMES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Returns the command called `cmd_name`; None when there is none."""
+        if cmd_name in commands.NAMES:
+            found: click.Command = import_module(f"memc.commands.{cmd_name}").command
+            return found
+        return super().get_command(ctx, cmd_name)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Returns what the command returns; raises `_ReaderLeftError` when nobody reads its output any more."""
