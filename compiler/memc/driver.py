@@ -14,7 +14,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from memc.config import LossHead, Task
 from memc.document import LOCK_SCHEMA, explain_document, lock_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, ledger_described, load_gpu, load_model
@@ -173,17 +172,6 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
 
     plan, loaded = solved.result, solved.loaded
     assert isinstance(plan, Plan)
-    if plan.config.task is Task.SFT and plan.config.loss is LossHead.PLAIN:
-        raise MemcError(
-            (
-                loaded.diagnostic(
-                    "pin.loss",
-                    "not-rendered",
-                    "TRL's SFTTrainer always computes the loss in chunks: a plain loss can be priced, not rendered",
-                    "remove pin.loss, or look at the price alone with memc explain",
-                ),
-            )
-        )
     if not plan.run.train_data:
         raise MemcError(
             (

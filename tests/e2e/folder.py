@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from memc.config import TrainingConfig
+from memc.document import settings_document
+from memc.plan import RunSettings
 from memc.render import render
 from planmaker import make_plan, make_run
 from torch_extensions import framework_environment
@@ -20,12 +23,92 @@ DATA = Path(__file__).resolve().parents[2] / "examples" / "data" / "self-instruc
 
 
 def compile_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
-    """Returns `out`, filled with what the configuration renders to; `run` are fields of RunSettings."""
+    """Returns `out`, written by `memc compile` from a spec that pins every choice of `config`.
+
+    `run` are fields of RunSettings. The spec stands beside the folder.
+    """
+    spec = out.with_name(out.name + ".yaml")
+    spec.write_text(yaml.safe_dump(spec_fields(config, make_run(**run)), sort_keys=False), encoding="utf-8")
+    memc = Path(sys.executable).with_name("memc")
+    done = subprocess.run(
+        [str(memc), "compile", str(spec), "-o", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((out / "memc.lock").read_text(encoding="utf-8"))["plan"]["settings"]
+    asked = json.loads(json.dumps(settings_document(config)))
+    assert {key: settings[key] for key in asked if key != "lora"} == {key: asked[key] for key in asked if key != "lora"}
+    return out
+
+
+def render_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
+    """Returns `out`, rendered from a plan made by hand: for what `memc compile` would refuse."""
     out.mkdir(parents=True)
     plan = make_plan(config, make_run(**run))
     for name, text in render(plan, spec_name="smollm2.yaml", command="memc compile smollm2.yaml").items():
         (out / name).write_text(text, encoding="utf-8")
     return out
+
+
+def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
+    """Returns a spec that leaves the solver no choice but `config`."""
+    pin: dict[str, Any] = {
+        "engine": config.engine.value,
+        "micro_batch_size": config.micro_batch_size,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "activation_checkpointing": config.checkpoint_every,
+        "attention": config.attention.value,
+        "loss": config.loss.value,
+        "optimizer": config.optimizer.value,
+        "precision": config.precision.value,
+    }
+    if run.eval_data:
+        pin["eval_batch_size"] = config.eval_batch_size
+    if config.zero is not None:
+        zero = config.zero
+        pin |= {
+            "zero_stage": zero.stage,
+            "offload_optimizer": zero.offload_optimizer.value,
+            "overlap_comm": zero.overlap_comm,
+            "reduce_bucket_size": zero.reduce_bucket_elements,
+        }
+        if zero.stage in (1, 2):
+            pin["allgather_bucket_size"] = zero.allgather_bucket_elements
+        if zero.stage == 3:
+            pin |= {
+                "prefetch_bucket_size": zero.prefetch_elements,
+                "param_persistence_threshold": zero.persistence_elements,
+                "max_live_parameters": zero.max_live_elements,
+                "sub_group_size": zero.sub_group_elements,
+            }
+    data = {"train": run.train_data, "max_length": config.max_length, "packing": config.packing}
+    if run.eval_data:
+        data["eval"] = run.eval_data
+    spec: dict[str, Any] = {
+        "model": run.model,
+        "task": config.task.value,
+        "method": config.method.value,
+        "data": data,
+        "training": {
+            "max_steps": run.max_steps,
+            "global_batch_size": config.global_batch_size,
+            "learning_rate": run.learning_rate,
+            "warmup_ratio": run.warmup_ratio,
+            "lr_scheduler": run.lr_scheduler,
+            "save_steps": run.save_steps,
+            "logging_steps": run.logging_steps,
+            "output_dir": run.output_dir,
+        },
+        "hardware": {"gpu": "rtx-4090", "count": config.gpus_per_node, "host_memory": "64GiB"},
+        "pin": pin,
+    }
+    if not run.max_steps:
+        spec["training"].pop("max_steps")
+        spec["training"]["epochs"] = run.epochs
+    if run.eval_data:
+        spec["training"]["eval_steps"] = run.eval_steps
+    if config.lora is not None:
+        spec["lora"] = {"rank": config.lora.rank, "alpha": config.lora.alpha}
+    return spec
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memc.clock import StepTime
-from memc.config import Attention, LossHead, Offload, Precision, Task
+from memc.config import Attention, Offload, Precision
 from memc.solver.search import Candidate, Machine
 from memc.units import format_gib
 
@@ -39,8 +39,6 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
     if config.zero is not None and config.zero.offload_optimizer is Offload.CPU and config.checkpoint_every:
         found.append("recomputation and offload add up: both lengthen every step")
-    if config.task is Task.SFT and config.loss is LossHead.PLAIN:
-        found.append("TRL's SFTTrainer always computes the loss in chunks: a plain loss is priced, not rendered")
     if config.attention is Attention.EAGER:
         found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
     found += [technique.boundary for technique in chosen.techniques if technique.rung >= _STATED_FROM_RUNG]
