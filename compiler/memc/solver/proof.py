@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -106,7 +107,8 @@ def _relaxations(machine: Machine, candidates: list[Candidate], binding: Resourc
         fitting = [machine.time(candidate.config) for candidate in candidates if machine.fits(candidate.price)]
         seconds = min(time.total_seconds or 0.0 for time in fitting)
         costs = [time.total_usd for time in fitting if time.total_usd is not None]
-        needed = f"${min(costs):.2f}" if budget.usd is not None and costs else f"{seconds / 3600:.1f}h"
+        by_money = budget.usd is not None and costs
+        needed = f"${math.ceil(min(costs) * 100) / 100:.2f}" if by_money else f"{math.ceil(seconds / 360) / 10:.1f}h"
         now = spec.time.budget.text if spec.time.budget else "none"
         found.append(Relaxation(input="time.budget", now=now, needed=needed, reason="the fastest plan that fits"))
     else:

@@ -189,14 +189,6 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
             f"max_length {spec.data.max_length} exceeds the {longest} positions of {model.key}",
             f"set data.max_length to {longest} or less",
         )
-    world = spec.world_size
-    if spec.training.global_batch_size % world:
-        add(
-            "training.global_batch_size",
-            "batch-not-divisible",
-            f"global_batch_size {spec.training.global_batch_size} does not divide by {world} GPUs",
-            f"set it to a multiple of {world}",
-        )
     names = technique_names()
     for key, used in (("forbid", spec.ladder.forbid), ("require", spec.ladder.require)):
         for name in used:
