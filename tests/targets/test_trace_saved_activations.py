@@ -31,7 +31,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
         2 * ADAPTER_WEIGHTS,
     ),
     "lora-no-autocast": (
-        {"method": "lora", "engine": "deepspeed"},
+        {"method": "lora", "precision": "bf16_pure"},
         FROZEN + FLASH + 4 * INPUTS + 28 * R,
         0,
     ),
@@ -40,11 +40,12 @@ BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
         FROZEN + FLASH + 4 * H + 2 * F + 14 * R,
         0,
     ),
-    "qlora-sft": (
-        {"method": "qlora", "task": "sft"},
-        8 * H + 12 * F + 8 + FLASH + 2 * (5 * H + F) + 14 * R,
+    "lora-under-deepspeed": (
+        {"method": "lora", "engine": "deepspeed"},
+        FROZEN + FLASH + 4 * H + 2 * F + 14 * R,
         0,
     ),
+    "qlora-as-lora": ({"method": "qlora", "task": "sft"}, FROZEN + FLASH + 2 * INPUTS + 14 * R, 2 * ADAPTER_WEIGHTS),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from memc.trace import Instant, Share, StepTrace, trace_step
 from memc.trace.loop import record_steps
 from memc.trace.peaks import region_peaks, saved_bytes
 from memc.trace.steptrace import result_of
+from memc.units import round_up
 
 PARAMS = 2 * 1003 * 672 + 672 + 3 * (2 * 672 * 576 + 2 * 672 * 192 + 3 * 672 * 1600 + 2 * 672)
 BLOCKS = 30 * 512
@@ -98,21 +100,21 @@ def test_tied_head_holds_two_gradients_of_the_embedding() -> None:
     assert accounts[Share.WORKING] == pytest.approx(embedding, rel=0.01)
 
 
+def _rounded(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(round_up(tensor.nbytes, 512) for tensor in tensors)
+
+
 def test_four_bit_weights_take_what_bitsandbytes_stores() -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
-    packed, state = functional.quantize_4bit(torch.randn(1600, 672), quant_type="nf4", compress_statistics=True)
-    tensors = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
-    stored = sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
-    shallow, deeper = (
-        trace_step(config(method="qlora", task="sft"), llama(num_hidden_layers=layers)) for layers in (3, 4)
-    )
-    layer = deeper.peaks[Instant.STEP].shares[Share.PARAMETERS] - shallow.peaks[Instant.STEP].shares[Share.PARAMETERS]
-    mlp = 3 * stored
-    attention = 0
-    for rows, columns in ((576, 672), (192, 672), (192, 672), (672, 576)):
+    shapes = {"q": (576, 672), "k": (192, 672), "v": (192, 672), "o": (672, 576)}
+    shapes |= {"gate": (1600, 672), "up": (1600, 672), "down": (672, 1600)}
+    stored = 0
+    for rows, columns in shapes.values():
         packed, state = functional.quantize_4bit(torch.randn(rows, columns), quant_type="nf4", compress_statistics=True)
-        tensors = [packed, state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]
-        attention += sum(-(-tensor.nbytes // 512) * 512 for tensor in tensors)
-    norms = 2 * 3072
-    adapters = 2 * 16 * (2 * (672 + 576) + 2 * (672 + 192) + 3 * (672 + 1600))
-    assert layer == pytest.approx(mlp + attention + norms + adapters, abs=512 * 14)
+        nested = state.state2
+        stored += _rounded([packed, state.absmax, state.code, state.offset, nested.absmax, nested.code])
+        stored += _rounded([torch.empty(16, columns), torch.empty(rows, 16)])
+    norms = _rounded([torch.empty(672, dtype=torch.bfloat16)] * 2)
+    settings = config(method="qlora", task="sft")
+    shares = [trace_step(settings, llama(num_hidden_layers=n)).peaks[Instant.STEP].shares for n in (3, 4)]
+    assert shares[1][Share.PARAMETERS] - shares[0][Share.PARAMETERS] == stored + norms

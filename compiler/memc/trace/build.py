@@ -12,7 +12,7 @@ import transformers
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from memc.config import AdapterPrecision, Engine, Method, Precision, Task, TrainingConfig
+from memc.config import AdapterPrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
 from memc.trace.optional import library
 from memc.trace.quantized import quantize, stored_nf4
 
@@ -71,15 +71,16 @@ def build(
         model.tie_weights()
         model.train()
         if config.method is Method.QLORA:
-            quantize(model, config)
+            quantize(model, config, base_dtype(config))
         if config.lora is not None:
             model = _with_adapters(model, config)
-        if config.task is Task.SFT:
-            _fuse_head(model)
+        if config.loss is LossHead.CHUNKED:
+            _fuse_head(model, config)
         if config.checkpoint_every:
             inner = model.get_base_model() if config.lora is not None else model
             inner.activation_checkpointing_enable(
-                {"use_reentrant": _trl_zero3_adapters(config)}, every_n_layers=config.checkpoint_every
+                {"use_reentrant": config.zero_stage == 3 and config.lora is not None},
+                every_n_layers=config.checkpoint_every,
             )
             if config.lora is not None:
                 inner.enable_input_require_grads()
@@ -108,33 +109,20 @@ def _with_adapters(model: Any, config: TrainingConfig) -> Any:
 
 
 def adapter_dtype(config: TrainingConfig) -> torch.dtype:
-    """Returns the data type of adapters.
+    """Returns the data type of adapters, which the script sets after PEFT and TRL have had their say.
 
-    A 4-bit weight is no floating-point tensor, so over it adapters cannot follow the base: PEFT leaves them in fp32,
-    and SFTTrainer casts them to bf16 whatever was asked for.
-
-    Source: peft/tuners/tuners_utils.py, _move_adapter_to_device_of_base_layer; trl/trainer/sft_trainer.py.
+    Source: deepspeed/runtime/engine.py (an engine's parameters share one 16-bit type), peft `autocast_adapter_dtype`.
     """
     assert config.lora is not None
-    if config.method is Method.QLORA:
-        return torch.bfloat16 if config.task is Task.SFT else torch.float32
-    follow_base = config.lora.precision is AdapterPrecision.BASE or _trl_zero3_adapters(config)
+    follow_base = config.engine is Engine.DEEPSPEED or config.lora.precision is AdapterPrecision.BASE
     return base_dtype(config) if follow_base else torch.float32
 
 
-def _trl_zero3_adapters(config: TrainingConfig) -> bool:
-    """Returns whether SFTTrainer forces base-type adapters and reentrant checkpointing: LoRA under ZeRO stage 3.
-
-    Source: trl/trainer/sft_trainer.py.
-    """
-    return config.task is Task.SFT and config.method is Method.LORA and config.zero_stage == 3
-
-
-def _fuse_head(model: Any) -> None:
+def _fuse_head(model: Any, config: TrainingConfig) -> None:
+    """Gives the model TRL's fused head; SFTTrainer also asks it for entropy and accuracy."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    library("trl.trainer.utils", "supervised fine-tuning").add_fused_lm_head(
-        base, outputs=("log_probs", "entropy", "is_top1")
-    )
+    outputs = ("log_probs", "entropy", "is_top1") if config.task is Task.SFT else ("log_probs",)
+    library("trl.trainer.utils", "a chunked loss").add_fused_lm_head(base, outputs=outputs)
 
 
 def place(model: torch.nn.Module, config: TrainingConfig) -> None:
@@ -142,7 +130,7 @@ def place(model: torch.nn.Module, config: TrainingConfig) -> None:
     placed: dict[int, torch.Tensor] = {}
     for module in model.modules():
         if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
-            module._parameters["weight"] = stored_nf4(module, config)
+            module._parameters["weight"] = stored_nf4(module, config, base_dtype(config))
         for owner in (module._parameters, module._buffers):
             for name, tensor in list(owner.items()):
                 if tensor is not None and tensor.device.type == "meta":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from memc.config import Engine, Optimizer, Precision, Task, TrainingConfig
+from memc.config import Engine, LossHead, Optimizer, Precision, Task, TrainingConfig
 from memc.trace.build import build, decoder_layers, place, uses_autocast
 from memc.trace.kernels import kernel_buffers
 from memc.trace.optional import library
@@ -94,15 +94,18 @@ def _forward_precision(config: TrainingConfig) -> Iterator[None]:
 def _loss(config: TrainingConfig, model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """Returns the loss; what else the model returns dies with this frame, as in Trainer.compute_loss."""
     count = torch.ones((), dtype=torch.long)
-    if config.task is Task.SFT:
+    fused = config.loss is LossHead.CHUNKED
+    if fused and config.task is Task.SFT:
         with _forward_precision(config):
             outputs = model(**batch, fused_lm_head=True)
         total: torch.Tensor = (-outputs.log_probs).sum()
         return total / count.clamp(min=1)
+    switch = {"fused_lm_head": True} if fused else {}
     with _forward_precision(config):
-        outputs = model(**batch, num_items_in_batch=count)
+        outputs = model(**batch, **switch, num_items_in_batch=count)
     if uses_autocast(config):
-        outputs = {name: value.float() for name, value in outputs.items()}
+        floats = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+        outputs = {name: value.float() if value.is_floating_point() else value for name, value in floats.items()}
     loss: torch.Tensor = outputs["loss"]
     return loss
 

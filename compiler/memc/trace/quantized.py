@@ -15,10 +15,10 @@ _NF4_BLOCK = 64
 _NF4_NESTED_BLOCK = 256
 
 
-def quantize(model: Any, config: TrainingConfig) -> None:
-    """Replaces the linears of the layers by 4-bit ones and casts the rest to fp32.
+def quantize(model: Any, config: TrainingConfig, dtype: torch.dtype) -> None:
+    """Replaces the linears of the layers by 4-bit ones that compute in `dtype`; the rest stays as it was loaded.
 
-    Source: transformers/quantizers/quantizer_bnb_4bit.py (the head stays), peft prepare_model_for_kbit_training.
+    Source: transformers/quantizers/quantizer_bnb_4bit.py (the head stays as it is).
     """
     linear_4bit = library("bitsandbytes.nn", "a 4-bit base").Linear4bit
     head = model.get_output_embeddings()
@@ -30,29 +30,24 @@ def quantize(model: Any, config: TrainingConfig) -> None:
                 child.in_features,
                 child.out_features,
                 bias=child.bias is not None,
-                compute_dtype=torch.bfloat16,
+                compute_dtype=dtype,
                 compress_statistics=config.double_quantization,
                 quant_type="nf4",
                 device="meta",
             )
+            if linear.bias is not None:
+                linear.bias.data = linear.bias.data.to(dtype)
             parent._modules[name] = linear
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None:
-                continue
-            parameter.requires_grad_(False)
-            quantized = isinstance(module, linear_4bit) and name == "weight"
-            if parameter.dtype is not torch.float32 and not quantized:
-                parameter.data = parameter.data.to(torch.float32)
-    model.tie_weights()
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
 
 
-def stored_nf4(linear: Any, config: TrainingConfig) -> torch.nn.Parameter:
+def stored_nf4(linear: Any, config: TrainingConfig, dtype: torch.dtype) -> torch.nn.Parameter:
     """Returns the packed weight of a 4-bit linear, with its quantisation state, as bitsandbytes stores it."""
     quant_state = library("bitsandbytes.functional", "a 4-bit base").QuantState
     shape = torch.Size((linear.out_features, linear.in_features))
     blocks = ceil_div(shape.numel(), _NF4_BLOCK)
-    common = {"blocksize": _NF4_BLOCK, "quant_type": "nf4", "shape": shape, "dtype": torch.bfloat16}
+    common = {"blocksize": _NF4_BLOCK, "quant_type": "nf4", "shape": shape, "dtype": dtype}
     if config.double_quantization:
         nested = quant_state(
             absmax=torch.empty(ceil_div(blocks, _NF4_NESTED_BLOCK)),
