@@ -79,7 +79,9 @@ def test_a_pinned_choice_is_never_changed() -> None:
 
 def test_8_bit_states_or_bf16_weights_come_before_both() -> None:
     """Both stand on one rung; the plan takes the one that changes fewer numbers."""
-    plan = plan_of(spec_text(method="full", model="meta-llama/Llama-2-7b-hf", gpu="a100-sxm4-80gb", length="512"))
+    plan = plan_of(
+        spec_text(method="full", model="meta-llama/Llama-2-7b-hf", gpu="a100-sxm4-80gb", length="512", batch="1")
+    )
     assert plan.rung == 6
     assert "bf16-adamw-8bit" not in plan.techniques
     assert (plan.config.precision is Precision.BF16_PURE) != (plan.config.optimizer is Optimizer.ADAMW_8BIT)
