@@ -68,8 +68,18 @@ def test_a_hung_launcher_is_ended_with_everything_it_started(tmp_path: Path) -> 
     assert not list(folder.glob(".memc-*"))
 
 
+def _interruptible() -> None:
+    """Undoes what a shell does to jobs in its background: a process that ignores SIGINT hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start_and_wait_until_ready(folder: Path) -> subprocess.Popen[str]:
-    process = subprocess.Popen([sys.executable, "-c", VERIFY, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", VERIFY, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=_interruptible,
+    )
     assert process.stdout is not None
     for line in process.stdout:
         if line == "ready\n":
