@@ -180,7 +180,7 @@ def _outside_layers(model: ModelFacts, config: TrainingConfig, mode: LayerMode) 
             "residual-stream-gradient",
             Account.ACTIVATIONS,
             types.stream * hidden * tokens,
-            backward | ({Moment.BACKWARD_EMBEDDING} if mode.trains else set()),
+            backward | ({Moment.BACKWARD_EMBEDDING} if mode.trains else frozenset()),
             f"{types.stream} B x hidden {hidden} x {tokens} tokens",
             _SOURCE,
         ),
