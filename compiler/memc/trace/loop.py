@@ -43,7 +43,7 @@ def record_steps(
         tape.claim(model.buffers(), Owner.PARAMETERS)
         tape.follow_modules(model, decoder_layers(model))
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        optimizer = _optimizer(config, trained)
+        optimizer = _optimizer(config, model, trained)
         batch = _batch(config, model)
         tape.claim(batch.values(), Owner.INPUTS)
         for _ in range(_WARM_UP_STEPS + 1):
@@ -51,16 +51,37 @@ def record_steps(
     return tape
 
 
-def _optimizer(config: TrainingConfig, trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer | None:
+def _optimizer(
+    config: TrainingConfig, model: torch.nn.Module, trained: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer | None:
     """Returns the optimizer; None under DeepSpeed, whose states are no tensors of the model's step."""
     if config.engine is Engine.DEEPSPEED:
         return None
     if config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT):
-        eight_bit: torch.optim.Optimizer = library("bitsandbytes.optim", "an 8-bit optimizer").AdamW8bit(trained)
-        if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
-            eight_bit.get_state_buffer = _paged_state  # type: ignore[attr-defined]
-        return eight_bit
+        return _eight_bit(config, model, trained)
     return torch.optim.AdamW(trained, fused=config.optimizer is Optimizer.ADAMW, foreach=_foreach(config))
+
+
+def _eight_bit(
+    config: TrainingConfig, model: torch.nn.Module, trained: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Returns an 8-bit optimizer that keeps the states of embeddings in 32 bits.
+
+    Source: transformers/trainer.py, create_optimizer.
+    """
+    optimizer: Any = library("bitsandbytes.optim", "an 8-bit optimizer").AdamW8bit(trained)
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
+    settings_of = optimizer.get_config
+
+    def settings(group_index: int, index: int, group: dict[str, Any]) -> Any:
+        found = settings_of(group_index, index, group)
+        return {**found, "optim_bits": 32} if id(group["params"][index]) in embeddings else found
+
+    optimizer.get_config = settings
+    if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
+        optimizer.get_state_buffer = _paged_state
+    result: torch.optim.Optimizer = optimizer
+    return result
 
 
 def _foreach(config: TrainingConfig) -> bool | None:
