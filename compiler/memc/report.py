@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from rich.console import Group, RenderableType
+import re
+import textwrap
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from memc.config import Engine, TrainingConfig
-from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
+from memc.ledger.entries import Account, Phase, ResourceLedger, allocated_by_account
 from memc.plan import Infeasible, Plan, TrailStep, Verdict
 from memc.units import GIB, format_gib, format_seconds
+from memc.verdict import describe, plan_verdict, refusal_verdict
+
+__all__ = ["describe", "plan_report", "plan_verdict", "refusal_report"]
 
 _BAR_CELLS = 48
 _COLOURS = {
@@ -21,147 +27,119 @@ _COLOURS = {
     Account.WORKSPACE: "bright_black",
 }
 _GLYPHS = dict(zip(Account, "█▓▒░▚▞", strict=True))
+_ASCII_GLYPHS = dict(zip(Account, "#%=-+:", strict=True))
+_SHORT = dict(zip(Account, ("params", "master", "grads", "states", "activ.", "work"), strict=True))
+_WIDE = 100
+_QUANTITY = re.compile(r"(?<=\d) (?=(?:[KMG]iB|s|min|h|days|tokens|steps)\b)|(?<=\d) (?=x \S)|(?<=\d x) (?=\S)")
 
 
 def plan_report(plan: Plan) -> RenderableType:
     """Returns the report of a plan."""
-    parts: list[RenderableType] = [Text(line) for line in plan_verdict(plan)]
-    parts += [Text(""), _bar(plan.ledger.gpu, plan.budget.gpu_bytes), Text(""), _ledger_table(plan.ledger.gpu)]
+    parts: list[RenderableType] = [_Sentence(line) for line in plan_verdict(plan)]
+    parts += [Text(""), _Bar(plan.ledger.gpu, plan.budget.gpu_bytes), Text(""), _Bill(plan.ledger.gpu)]
     parts += [_host_line(plan.ledger.host, plan.budget.host_bytes), Text("")]
     parts += [_trail_table(plan.trail), Text(""), _clock_table(plan)]
-    parts += [Text(f"note: {warning}") for warning in (*plan.warnings, *plan.clock.assumptions)]
+    parts += [_Sentence(f"note: {warning}") for warning in (*plan.warnings, *plan.clock.assumptions)]
     return Group(*parts)
 
 
 def refusal_report(refusal: Infeasible) -> RenderableType:
     """Returns the report of a refusal."""
-    parts: list[RenderableType] = [Text(line) for line in _refusal_verdict(refusal)]
-    parts += [Text(""), _bar(refusal.closest_ledger.gpu, refusal.budget.gpu_bytes), Text("")]
-    parts += [_ledger_table(refusal.closest_ledger.gpu)]
+    parts: list[RenderableType] = [_Sentence(line) for line in refusal_verdict(refusal)]
+    parts += [Text(""), _Bar(refusal.closest_ledger.gpu, refusal.budget.gpu_bytes), Text("")]
+    parts += [_Bill(refusal.closest_ledger.gpu)]
     parts += [_host_line(refusal.closest_ledger.host, refusal.budget.host_bytes), Text("")]
     parts += [_trail_table(refusal.trail), Text(""), _relaxation_table(refusal)]
     return Group(*parts)
 
 
-def describe(config: TrainingConfig) -> str:
-    """Returns one line on a configuration."""
-    words = [str(config.method), str(config.precision)]
-    if config.lora is not None:
-        words.append(f"rank {config.lora.rank}")
-    words.append(f"micro-batch {config.micro_batch_size} x {config.gradient_accumulation_steps}")
-    words.append(f"{config.max_length} tokens")
-    if config.checkpoint_every:
-        every = "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
-        words.append(f"checkpointing {every}")
-    if config.zero is not None:
-        words.append(f"ZeRO-{config.zero.stage}" if config.zero.stage else "DeepSpeed")
-        words += [f"{name} on the CPU" for name, on in _offloads(config) if on]
-    elif config.engine is Engine.DDP:
-        words.append("DDP")
-    words += [str(config.optimizer), str(config.attention), f"{config.loss} loss"]
-    return ", ".join(words)
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    """One line of text that breaks between words, never between a number and its unit."""
+
+    text: str
+    hang: str = "  "
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        kept = _QUANTITY.sub("\u00a0", self.text)
+        lines = textwrap.wrap(kept, options.max_width, subsequent_indent=self.hang, break_on_hyphens=False)
+        for line in lines or [""]:
+            yield Text(line.replace("\u00a0", " "), no_wrap=True, overflow="fold")
 
 
-def _offloads(config: TrainingConfig) -> tuple[tuple[str, bool], ...]:
-    assert config.zero is not None
-    return (
-        ("optimizer", config.zero.offload_optimizer.value == "cpu"),
-        ("parameters", config.zero.offload_param.value == "cpu"),
-    )
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """A stacked bar of the binding phase, scaled to the larger of need and budget; ASCII where nothing else shows."""
+
+    bill: ResourceLedger
+    budget_bytes: int
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        need, budget = self.bill.required_bytes, self.budget_bytes
+        accounts = self.bill.by_account()
+        accounts[Account.WORKSPACE] += need - sum(accounts.values())
+        glyphs, free = (_ASCII_GLYPHS, ".") if options.ascii_only else (_GLYPHS, "·")
+        cells = max(8, min(_BAR_CELLS, options.max_width - 4))
+        scale = max(need, budget)
+        bar, drawn, summed = Text("  "), 0, 0
+        for account in Account:
+            summed += accounts[account]
+            width = round(summed * cells / scale) - drawn
+            drawn += width
+            bar.append(glyphs[account] * width, style=_COLOURS[account])
+        bar.append(free * max(0, round(budget * cells / scale) - drawn))
+        yield bar
+        yield _Sentence(f"  {format_gib(need)} needed, budget {format_gib(budget)}")
+        legend = Text("  ")
+        for account in Account:
+            if accounts[account]:
+                word = Text(f"{glyphs[account]}\u00a0{account}", style=_COLOURS[account])
+                if len(legend) > 2 and len(legend) + len(word) > options.max_width:
+                    yield _plain_spaces(legend)
+                    legend = Text("  ")
+                legend.append_text(word).append(" ")
+        yield _plain_spaces(legend)
 
 
-def plan_verdict(plan: Plan) -> list[str]:
-    """Returns the lines that come first: does it fit, where is the peak, how long it takes, what the plan is."""
-    bill, budget = plan.ledger.gpu, plan.budget
-    spare = budget.gpu_bytes - bill.required_bytes
-    size, account = _largest(bill)
-    total = plan.clock.total_seconds
-    run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
-    cost = f", about ${plan.clock.total_usd:.2f}" if plan.clock.total_usd is not None else ""
-    cards = f"{plan.config.world_size} x {plan.gpu.name}"
-    return [
-        f"FITS: {format_gib(bill.required_bytes)} of {format_gib(budget.gpu_bytes)} on {cards}, "
-        f"{format_gib(spare)} to spare (rung {plan.rung}: {', '.join(plan.techniques) or 'as asked'})",
-        f"PEAK: phase {bill.binding_phase}, largest account {account} with {format_gib(size)}; {_wall(account)}",
-        f"TIME: {format_seconds(plan.clock.step_seconds)} per step, "
-        f"{plan.clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}",
-        f"PLAN: {describe(plan.config)}",
-    ]
+def _plain_spaces(text: Text) -> Text:
+    """Returns a text whose unbreakable spaces are plain ones, and which is left on one line."""
+    text.plain = text.plain.replace("\u00a0", " ").rstrip()
+    text.no_wrap = True
+    return text
 
 
-def _refusal_verdict(refusal: Infeasible) -> list[str]:
-    first = f"DOES NOT FIT: {refusal.model.key} on {refusal.closest_config.world_size} x {refusal.gpu.name}"
-    if refusal.binding == "time":
-        first = f"TOO SLOW: {refusal.model.key} on {refusal.closest_config.world_size} x {refusal.gpu.name}"
-    elif refusal.shortfall_bytes:
-        first += f", {format_gib(refusal.shortfall_bytes)} short on {_where(refusal.binding)}"
-    return [first, *(f"  {cause}" for cause in refusal.causes), f"NEAREST: {describe(refusal.closest_config)}"]
+@dataclass(frozen=True, slots=True)
+class _Bill:
+    """The bill by phase and account, in GiB; the binding phase is marked. Accounts that hold nothing are left out."""
+
+    bill: ResourceLedger
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        bill, narrow = self.bill, options.max_width < _WIDE
+        booked = {entry.account for entry in bill.entries if entry.in_allocator}
+        accounts = [account for account in Account if account in booked]
+        table = Table(title="memory of one GPU, GiB", title_justify="left", box=None, pad_edge=False)
+        table.padding = (0, 1, 0, 0) if narrow else (0, 2, 0, 0)
+        table.add_column("phase", no_wrap=True, overflow="fold")
+        for account in accounts:
+            name = _SHORT[account] if narrow else account.value.replace("_", " ")
+            table.add_column(name, justify="right", no_wrap=True, overflow="fold")
+        table.add_column("all" if narrow else "allocated", justify="right", no_wrap=True, overflow="fold")
+        peaks = bill.by_phase()
+        for phase in Phase:
+            sums = allocated_by_account(bill, phase)
+            mark = (" <-" if narrow else " <- peak") if phase is bill.binding_phase else ""
+            cells = [f"{sums[account] / GIB:.2f}" for account in accounts]
+            table.add_row(phase.value + mark, *cells, f"{peaks[phase] / GIB:.2f}")
+        yield table
+        outside = [f"{format_gib(entry.bytes)} {entry.name}" for entry in bill.entries if not entry.in_allocator]
+        if outside:
+            yield _Sentence(f"and in every phase, beyond what is allocated: {', '.join(outside)}")
 
 
-def _where(binding: Resource | str) -> str:
-    return "the host" if binding is Resource.HOST else "each GPU"
-
-
-def _largest(bill: ResourceLedger) -> tuple[int, Account]:
-    accounts = bill.by_account()
-    account = max(accounts, key=lambda key: accounts[key])
-    return accounts[account], account
-
-
-def _wall(account: Account) -> str:
-    if account is Account.ACTIVATIONS:
-        return "the wall is dynamic (micro-batch and length)"
-    if account is Account.WORKSPACE:
-        return "the wall is workspace (buffers)"
-    return "the wall is static (weights and states)"
-
-
-def _bar(bill: ResourceLedger, budget_bytes: int) -> RenderableType:
-    """Returns a stacked bar of the binding phase, scaled to the larger of need and budget."""
-    accounts = bill.by_account()
-    accounts[Account.WORKSPACE] += bill.required_bytes - sum(accounts.values())
-    scale = max(bill.required_bytes, budget_bytes)
-    bar, legend, drawn, summed = Text("  "), Text("  "), 0, 0
-    for account in Account:
-        summed += accounts[account]
-        cells = round(summed * _BAR_CELLS / scale) - drawn
-        drawn += cells
-        bar.append(_GLYPHS[account] * cells, style=_COLOURS[account])
-        if accounts[account]:
-            legend.append(f"{_GLYPHS[account]} {account} ", style=_COLOURS[account])
-    limit = round(budget_bytes * _BAR_CELLS / scale)
-    bar.append("·" * max(0, limit - drawn))
-    bar.append(f"  {bill.required_bytes / GIB:.2f} GiB needed, budget {budget_bytes / GIB:.2f} GiB")
-    return Group(bar, legend)
-
-
-def _ledger_table(bill: ResourceLedger) -> Table:
-    """Returns the bill by phase and account, in GiB; the binding phase is marked."""
-    table = Table(title="memory of one GPU, GiB", title_justify="left", box=None, pad_edge=False)
-    table.add_column("phase")
-    for account in Account:
-        table.add_column(account.value.replace("_", " "), justify="right")
-    table.add_column("allocated", justify="right")
-    peaks = bill.by_phase()
-    for phase in Phase:
-        moment = max((m for m in Moment if m.phase is phase), key=lambda m: bill.by_moment[m])
-        sums = dict.fromkeys(Account, 0)
-        for entry in bill.entries:
-            if entry.in_allocator and moment in entry.moments:
-                sums[entry.account] += entry.bytes
-        mark = " <- peak" if phase is bill.binding_phase else ""
-        cells = [f"{sums[account] / GIB:.2f}" for account in Account]
-        table.add_row(phase.value + mark, *cells, f"{peaks[phase] / GIB:.2f}")
-    outside = [entry for entry in bill.entries if not entry.in_allocator]
-    for entry in outside:
-        blank = [""] * (len(Account) - 1)
-        table.add_row(f"+ {entry.name}", *blank, f"{entry.bytes / GIB:.2f}", "")
-    return table
-
-
-def _host_line(bill: ResourceLedger, budget_bytes: int | None) -> Text:
+def _host_line(bill: ResourceLedger, budget_bytes: int | None) -> _Sentence:
     limit = f" of {format_gib(budget_bytes)}" if budget_bytes is not None else ""
-    return Text(
+    return _Sentence(
         f"host memory of one node: {format_gib(bill.required_bytes)}{limit}, peak in phase {bill.binding_phase}"
     )
 
@@ -178,7 +156,7 @@ def _trail_table(trail: tuple[TrailStep, ...]) -> Table:
         needs = "" if step.peak_bytes is None else f"{step.peak_bytes / GIB:.2f} GiB"
         seconds = "" if step.step_seconds is None else f"{step.step_seconds:.2f}"
         mark = "-> " if step.verdict is Verdict.CHOSEN else ""
-        table.add_row(f"{mark}{step.rung}", step.technique, needs, seconds, f"{step.verdict}: {step.reason}")
+        table.add_row(f"{mark}{step.rung}", step.technique, needs, seconds, _Sentence(f"{step.verdict}: {step.reason}", hang=""))
     return table
 
 

@@ -17,3 +17,9 @@ def templates_root() -> Traversable:
 def specs_root() -> Traversable:
     """Returns the folder of fact files (`memc.specs` in an installed wheel)."""
     return files("memc.specs")
+
+
+@cache
+def sources_root() -> Traversable:
+    """Returns the folder of memc's own modules."""
+    return files("memc")

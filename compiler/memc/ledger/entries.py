@@ -201,3 +201,13 @@ def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLed
         reserved_above_allocated_bytes=reserved,
         outside_allocator_bytes=sum(entry.bytes for entry in outside) - reserved,
     )
+
+
+def allocated_by_account(bill: ResourceLedger, phase: Phase) -> dict[Account, int]:
+    """Returns allocated bytes by account at the largest moment of a phase; they add up to the phase's peak."""
+    moment = max((item for item in Moment if item.phase is phase), key=lambda item: bill.by_moment[item])
+    sums = dict.fromkeys(Account, 0)
+    for entry in bill.entries:
+        if entry.in_allocator and moment in entry.moments:
+            sums[entry.account] += entry.bytes
+    return sums

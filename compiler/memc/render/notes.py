@@ -8,13 +8,14 @@ from memc.config import Engine, Method, TrainingConfig
 from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
 from memc.plan import Plan, TrailStep
 from memc.units import GIB, format_gib, format_seconds
+from memc.verdict import plan_verdict
 
 
 def notes(plan: Plan) -> dict[str, Any]:
     """Returns the values of PLAN.md: display strings and rows of display strings, nothing left to compute."""
     return {
         "title": plan.name,
-        "verdict": verdict(plan),
+        "verdict": plan_verdict(plan),
         "warnings": list(plan.warnings),
         "settings": settings(plan),
         "phases": [phase.value for phase in _phases(plan.ledger.gpu)],
@@ -31,31 +32,6 @@ def notes(plan: Plan) -> dict[str, Any]:
         "adapters": plan.config.method is not Method.FULL,
         "output_dir": plan.run.output_dir,
     }
-
-
-def verdict(plan: Plan) -> tuple[str, str, str]:
-    """Returns three sentences: does it fit, by what means, how long it takes."""
-    gpu, budget = plan.ledger.gpu, plan.budget
-    accounts = gpu.by_account()
-    largest = max(accounts, key=lambda account: accounts[account])
-    fits = (
-        f"It fits: {format_gib(gpu.required_bytes)} of {format_gib(budget.gpu_bytes)} on each of "
-        f"{plan.config.world_size} × {plan.gpu.name} ({format_gib(budget.gpu_bytes - gpu.required_bytes)} to spare); "
-        f"the peak is in {gpu.binding_phase.value}, its largest account is {largest.value} "
-        f"({format_gib(accounts[largest])})."
-    )
-    means = f"Rung {plan.rung} of the ladder; switched on: {', '.join(plan.techniques) or 'nothing beyond the spec'}."
-    clock = plan.clock
-    time = (
-        f"About {format_seconds(clock.step_seconds)} per optimizer step, "
-        f"{clock.tokens_per_second_per_gpu:.0f} tokens/s per GPU"
-    )
-    if clock.total_seconds is not None:
-        steps = f" ({plan.total_steps} steps)" if plan.total_steps is not None else ""
-        time += f"; the whole run about {format_seconds(clock.total_seconds)}{steps}"
-    if clock.total_usd is not None:
-        time += f", ${clock.total_usd:.2f}"
-    return fits, means, time + "."
 
 
 def settings(plan: Plan) -> list[tuple[str, str]]:

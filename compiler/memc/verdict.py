@@ -1,0 +1,82 @@
+"""The verdict: the sentences that answer a spec, the same in the terminal, in PLAN.md and in the HTML report."""
+
+from __future__ import annotations
+
+from memc.config import Engine, TrainingConfig
+from memc.ledger.entries import Account, Resource, ResourceLedger
+from memc.plan import Infeasible, Plan
+from memc.units import format_gib, format_seconds
+
+
+def plan_verdict(plan: Plan) -> list[str]:
+    """Returns the lines that come first: does it fit, where is the peak, how long it takes, what the plan is."""
+    bill, budget = plan.ledger.gpu, plan.budget
+    spare = budget.gpu_bytes - bill.required_bytes
+    size, account = _largest(bill)
+    total = plan.clock.total_seconds
+    run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
+    cost = f", about ${plan.clock.total_usd:.2f}" if plan.clock.total_usd is not None else ""
+    cards = f"{plan.config.world_size} x {plan.gpu.name}"
+    return [
+        f"FITS: {format_gib(bill.required_bytes)} of {format_gib(budget.gpu_bytes)} on {cards}, "
+        f"{format_gib(spare)} to spare (rung {plan.rung}: {', '.join(plan.techniques) or 'as asked'})",
+        f"PEAK: phase {bill.binding_phase}, largest account {account} with {format_gib(size)}; {_wall(account)}",
+        f"TIME: {format_seconds(plan.clock.step_seconds)} per step, "
+        f"{plan.clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}",
+        f"PLAN: {describe(plan.config)}",
+    ]
+
+
+def refusal_verdict(refusal: Infeasible) -> list[str]:
+    """Returns the lines that come first: by how much it does not fit, why, and what comes nearest."""
+    first = f"DOES NOT FIT: {refusal.model.key} on {refusal.closest_config.world_size} x {refusal.gpu.name}"
+    if refusal.binding == "time":
+        first = f"TOO SLOW: {refusal.model.key} on {refusal.closest_config.world_size} x {refusal.gpu.name}"
+    elif refusal.shortfall_bytes:
+        first += f", {format_gib(refusal.shortfall_bytes)} short on {_where(refusal.binding)}"
+    return [first, *(f"  {cause}" for cause in refusal.causes), f"NEAREST: {describe(refusal.closest_config)}"]
+
+
+def describe(config: TrainingConfig) -> str:
+    """Returns one line on a configuration."""
+    words = [str(config.method), str(config.precision)]
+    if config.lora is not None:
+        words.append(f"rank {config.lora.rank}")
+    words.append(f"micro-batch {config.micro_batch_size} x {config.gradient_accumulation_steps}")
+    words.append(f"{config.max_length} tokens")
+    if config.checkpoint_every:
+        every = "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
+        words.append(f"checkpointing {every}")
+    if config.zero is not None:
+        words.append(f"ZeRO-{config.zero.stage}" if config.zero.stage else "DeepSpeed")
+        words += [f"{name} on the CPU" for name, on in _offloads(config) if on]
+    elif config.engine is Engine.DDP:
+        words.append("DDP")
+    words += [str(config.optimizer), str(config.attention), f"{config.loss} loss"]
+    return ", ".join(words)
+
+
+def _offloads(config: TrainingConfig) -> tuple[tuple[str, bool], ...]:
+    assert config.zero is not None
+    return (
+        ("optimizer", config.zero.offload_optimizer.value == "cpu"),
+        ("parameters", config.zero.offload_param.value == "cpu"),
+    )
+
+
+def _where(binding: Resource | str) -> str:
+    return "the host" if binding is Resource.HOST else "each GPU"
+
+
+def _largest(bill: ResourceLedger) -> tuple[int, Account]:
+    accounts = bill.by_account()
+    account = max(accounts, key=lambda key: accounts[key])
+    return accounts[account], account
+
+
+def _wall(account: Account) -> str:
+    if account is Account.ACTIVATIONS:
+        return "the wall is dynamic (micro-batch and length)"
+    if account is Account.WORKSPACE:
+        return "the wall is workspace (buffers)"
+    return "the wall is static (weights and states)"
