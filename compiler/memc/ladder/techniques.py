@@ -109,6 +109,8 @@ def _states(optimizer: Optimizer) -> Callable[[TrainingConfig, Situation], Train
 def _states_why_not(config: TrainingConfig, situation: Situation) -> str | None:
     if config.optimizer in _EIGHT_BIT:
         return "the optimizer keeps 8-bit states already"
+    if config.engine is Engine.DEEPSPEED:
+        return "DeepSpeed runs its own AdamW with fp32 states"
     if situation.gpu.vendor != "nvidia":
         return "bitsandbytes optimizers need an NVIDIA GPU"
     if config.precision is Precision.BF16_PURE:
@@ -123,6 +125,8 @@ def _pure(config: TrainingConfig, _situation: Situation) -> TrainingConfig:
 def _pure_why_not(config: TrainingConfig, _situation: Situation) -> str | None:
     if config.precision is not Precision.BF16:
         return "the card or the spec does not use bf16"
+    if config.engine is Engine.DEEPSPEED:
+        return "DeepSpeed runs its own AdamW with fp32 states"
     if config.method is not Method.FULL:
         return "adapters are too small for their states to matter"
     return None

@@ -62,7 +62,7 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
     """Returns host memory while weights are loaded.
 
     Assumes: from_pretrained builds the model on the CPU of every rank, except with a 4-bit base, which is quantised
-        on the GPU tensor by tensor; under ZeRO-3 every rank reads the whole checkpoint and keeps its shard.
+        on the GPU tensor by tensor. Under ZeRO-3 rank 0 reads the checkpoint and the others receive their shards.
     """
     types, ranks = dtypes(config), config.gpus_per_node
     if config.method is Method.QLORA:
@@ -71,6 +71,9 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
             + [model.embedding_params]
         )
         size, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
+    elif config.zero_stage == 3:
+        size = types.weight * counts.total
+        text = f"{types.weight} B x {counts.total} elements: rank 0 reads the checkpoint, the others get their shards"
     else:
         size = ranks * types.weight * counts.total
         text = f"{ranks} ranks x {types.weight} B x {counts.total} elements: every rank reads the whole checkpoint"
@@ -95,7 +98,7 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             "offloaded-master-weights",
             Account.MASTER_WEIGHTS,
             ranks * master,
-            ALWAYS,
+            AFTER_LOAD,
             f"{ranks} ranks x 4 B x {share} elements" + ("" if stage3 else f"; {rounding}: {master} B"),
             source,
         ),
@@ -103,7 +106,7 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             "offloaded-adam-moments",
             Account.OPTIMIZER_STATES,
             ranks * 8 * share,
-            ALWAYS,
+            AFTER_LOAD,
             f"{ranks} ranks x 2 moments x 4 B x {share} elements, not pinned",
             "DeepSpeed cpu_adam.py",
         ),
@@ -111,7 +114,7 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             "offloaded-gradients",
             Account.GRADIENTS,
             ranks * pinned_fp32,
-            ALWAYS,
+            AFTER_LOAD,
             f"{ranks} ranks x 4 B x {share} elements; {rounding}: {pinned_fp32} B",
             source,
         ),
@@ -119,7 +122,7 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             "offload-16bit-buffer",
             Account.WORKSPACE,
             ranks * pinned_16bit,
-            ALWAYS,
+            AFTER_LOAD,
             f"{ranks} ranks x 2 B x {share} elements; {rounding}: {pinned_16bit} B",
             source,
         ),

@@ -8,6 +8,7 @@ from memc.solver.search import Candidate, Machine
 from memc.units import format_gib, format_seconds
 
 AS_ASKED = "as asked"
+_LISTED = 4
 
 
 def trail(machine: Machine, candidates: list[Candidate], chosen: Candidate | None) -> tuple[TrailStep, ...]:
@@ -40,10 +41,15 @@ def least_memory(machine: Machine, candidates: list[Candidate]) -> Candidate:
     return min(candidates, key=key)
 
 
+def _listed(names: list[str]) -> str:
+    """Returns names for display; of a long run, the first and the last."""
+    return ", ".join(names) if len(names) <= _LISTED else f"{names[0]} … {names[-1]}"
+
+
 def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | None, rung: int) -> TrailStep:
     """Returns what was found on one rung."""
     techniques = rung_techniques(machine, rung)
-    names = ", ".join(technique.name for technique in techniques) or AS_ASKED
+    names = _listed([technique.name for technique in techniques]) or AS_ASKED
     fidelity = ", ".join(dict.fromkeys(str(technique.fidelity) for technique in techniques))
     here = [candidate for candidate in candidates if candidate.rung == rung]
     if not here:
