@@ -1,0 +1,1 @@
+"""The generated parts of the documentation: each module turns what the code knows into Markdown."""
