@@ -290,6 +290,8 @@ def _print_verdict(answer: Answer) -> None:
     assert isinstance(answer.result, Plan)
     for line in plan_verdict(answer.result):
         click.echo(line)
+    for warning in answer.result.warnings:
+        click.echo(f"note: {warning}")
 
 
 def _console() -> Any:

@@ -128,7 +128,10 @@ def test_pretrain(tmp_path: Path, smollm2: Path, loss: LossHead) -> None:
 
 
 def test_probe_of_random_weights_measures_every_phase(tmp_path: Path, smollm2: Path) -> None:
-    folder = compile_folder(tmp_path / "out", make_config(max_length=32), model=str(smollm2), train_data="none.jsonl")
+    folder = compile_folder(
+        tmp_path / "out", make_config(max_length=32), model=str(smollm2), train_data="none.jsonl",
+        eval_data="none.jsonl", eval_steps=2,
+    )  # fmt: skip
     outcome = launch(folder, tmp_path, "--probe", "probe", "--max-steps", "2", "--random-weights")
     assert outcome.status == 0, outcome.text[-4000:]
     report = json.loads((tmp_path / "probe" / "rank0.json").read_text())
