@@ -113,7 +113,7 @@ class WhatIf:
         per_rank = config.global_batch_size // knobs.cards
         sizes = [size for size in range(1, per_rank + 1) if per_rank % size == 0 and size <= knobs.micro_batch_size]
         engine = config.engine
-        if engine is not Engine.DEEPSPEED:
+        if engine is not Engine.DEEPSPEED and knobs.cards != config.world_size:
             engine = Engine.SINGLE if knobs.cards == 1 else Engine.DDP
         lora = config.lora
         if lora is not None and lora.rank != knobs.lora_rank:

@@ -6,13 +6,14 @@ import ast
 import base64
 import gzip
 import json
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 
 from memc.resources import sources_root, templates_root
 
 _MODULES = ("config.py", "document.py", "errors.py", "plan.py", "transfer.py", "units.py", "whatif.py", "facts/records.py")
 _PACKAGES = ("clock", "ladder", "ledger")
-_STANDARD = ("dataclasses", "enum", "re")
+_STAND_INS = ("dataclasses", "enum", "page", "re")
 _ONLY_FOR_TYPES = ("__future__", "collections.abc", "typing")
 _VENDOR = {"brython": "brython.min.js", "chart": "chart.umd.min.js"}
 
@@ -22,8 +23,12 @@ def packed_script(name: str) -> str:
     return _packed(templates_root().joinpath("report", "vendor", _VENDOR[name]).read_bytes())
 
 
-def packed_modules() -> str:
-    """Returns the modules that a page runs, as Brython's virtual file system: JSON, gzip in base64."""
+def packed_modules(more: Mapping[str, str]) -> str:
+    """Returns the modules that a page runs, as Brython's virtual file system: JSON, gzip in base64.
+
+    Args:
+        more: Source of further modules by name.
+    """
     stand_ins = templates_root().joinpath("report", "modules")
     found = {"memc": _package(_source("__init__.py"))}
     for path in _MODULES:
@@ -34,9 +39,18 @@ def packed_modules() -> str:
                 wrap = _package if file.name == "__init__.py" else _module
                 found[_dotted(f"{package}/{file.name}")] = wrap(stripped(file.read_text(encoding="utf-8")))
     found["memc.facts"] = _package(stripped(stand_ins.joinpath("facts.py").read_text(encoding="utf-8")))
-    for name in _STANDARD:
+    for name in _STAND_INS:
         found[name] = _module(stripped(stand_ins.joinpath(f"{name}.py").read_text(encoding="utf-8")))
+    found |= {name: _module(source) for name, source in more.items()}
+    plain = {name for _, source, *_ in found.values() for name in _plain_imports(str(source))}
+    found |= {name: _module("") for name in plain - found.keys()}
     return _packed(json.dumps(found, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _plain_imports(source: str) -> set[str]:
+    """Returns the modules that `import name` names; one that a page lacks is empty there: imported, never used."""
+    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import))
+    return {alias.name for node in imports for alias in node.names} - {"memc"}
 
 
 def stripped(source: str) -> str:
