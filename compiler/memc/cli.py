@@ -111,15 +111,18 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
 @_SPEC
 @_JSON
 @click.option("--resolved", is_flag=True, help="Print the spec with every default filled in.")
-def explain(spec: Path, as_json: bool, resolved: bool) -> None:
+@click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with charts and sliders.")
+def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> None:
     """Show the ledger, the ladder and the clock of SPEC (a spec file or a folder that memc wrote)."""
     answer = driver.answer(driver.spec_path_of(spec))
     if resolved:
         _print_json(answer.loaded.spec.resolved())
     elif as_json:
         _print_json(answer.document())
-    else:
+    elif html is None:
         _print_report(answer)
+    if html is not None:
+        _write_page(answer, html)
     sys.exit(ExitCode.OK if isinstance(answer.result, Plan) else ExitCode.DOES_NOT_FIT)
 
 
@@ -282,6 +285,13 @@ def _print_report(answer: Answer) -> None:
 
     result = answer.result
     _console().print(plan_report(result) if isinstance(result, Plan) else refusal_report(result))
+
+
+def _write_page(answer: Answer, path: Path) -> None:
+    from memc.page import report_page
+
+    driver.write_text(path, report_page(answer.result, answer.loaded.spec), keep=answer.loaded.path)
+    click.echo(f"created: {path}", err=True)
 
 
 def _print_verdict(answer: Answer) -> None:

@@ -293,6 +293,19 @@ def _write_all(files: list[tuple[Path, str]]) -> None:
             written.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str, *, keep: Path) -> None:
+    """Writes one file that a person asked for by name, whole or not at all; `keep`, the spec, is never overwritten.
+
+    Raises:
+        MemcError: ``in-the-way`` when the path is a folder or the spec, ``cannot-write`` when it cannot be written.
+    """
+    outcome = Written(folder=path.parent, changes={path.name: Change.CREATE})
+    obstacles = _obstacles(outcome, {os.path.realpath(keep)})
+    if obstacles:
+        raise MemcError(tuple(obstacles))
+    _write_all([(path, text)])
+
+
 def _obstacles(outcome: Written, keep: set[str]) -> list[Diagnostic]:
     """Returns what stands in the way of files and is never overwritten: folders, and the specs themselves."""
     found = []
