@@ -230,7 +230,7 @@
     const host = data.host_limit !== null && ledger.host.required_bytes > data.host_limit ? " The host memory is too small." : "";
     byId("whatif-verdict").replaceChildren(
       mark,
-      `: ${ledger.gpu.required_bytes.toLocaleString("en-US")} bytes on each of ${settings.world_size}, peak in ` +
+      `: ${ledger.gpu.required_bytes.toLocaleString("en-US")} bytes on ${settings.world_size === 1 ? "one card" : `each of ${settings.world_size} cards`}, peak in ` +
         `${ledger.gpu.binding_phase}. ${clock.step_seconds.toFixed(2)} s per step of ${settings.global_batch_size} samples ` +
         `(${settings.micro_batch_size} × ${settings.gradient_accumulation_steps} accumulated × ${settings.world_size}), ` +
         `${Math.round(clock.tokens_per_second_per_gpu).toLocaleString("en-US")} tokens/s per GPU.${host}`,

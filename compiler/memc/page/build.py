@@ -41,7 +41,7 @@ def report_page(answer: Plan | Infeasible, spec: Spec) -> str:
 
 def script_json(value: Any) -> str:
     """Returns JSON that can stand inside a script element: no text in it can close the element or start another."""
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
