@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 from typing import Any
@@ -84,6 +87,12 @@ def lock_document(
         "provenance": [record_document(item) for item in plan.provenance],
         "run": record_document(plan.run),
     }
+
+
+def lock_digest(lock: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a lock without its measurements, which verification adds, and without this digest."""
+    own = {key: value for key, value in lock.items() if key not in ("digest", "measurements")}
+    return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def settings_document(config: TrainingConfig) -> dict[str, Any]:

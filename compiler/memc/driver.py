@@ -14,7 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from memc.document import LOCK_SCHEMA, explain_document, lock_document
+from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, ledger_described, load_gpu, load_model
 from memc.plan import Infeasible, Plan
@@ -78,7 +78,15 @@ def answer(spec_path: Path) -> Answer:
     Raises:
         MemcError: When the spec is invalid, names unknown things, or contradicts the facts.
     """
-    loaded = load_spec(spec_path)
+    return answer_of(load_spec(spec_path))
+
+
+def answer_of(loaded: LoadedSpec) -> Answer:
+    """Returns the plan of a spec that was read, or the refusal.
+
+    Raises:
+        MemcError: When the spec names unknown things, or contradicts the facts.
+    """
     gpu, model = _facts(loaded)
     if not ledger_described(model.model_type):
         raise MemcError(
@@ -203,6 +211,7 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     left_over = _left_over(folder, files)
     if left_over:
         lock["left_over"] = left_over
+    lock["digest"] = lock_digest(lock)
     files[LOCK_NAME] = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return dict(sorted(files.items()))
 

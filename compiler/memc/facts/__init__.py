@@ -3,7 +3,7 @@
 from memc.facts.adapters import default_lora_targets, lora_params
 from memc.facts.architectures import architecture_keys, ledger_described
 from memc.facts.gpus import GpuRow, gpu_keys, gpu_rows, load_gpu
-from memc.facts.libraries import fact_keys, load_fact
+from memc.facts.libraries import fact_keys, facts_read, load_fact
 from memc.facts.models import ModelRow, load_model, model_from_config, model_keys, model_rows
 from memc.facts.records import (
     AttentionFacts,
@@ -38,6 +38,7 @@ __all__ = [
     "architecture_keys",
     "default_lora_targets",
     "fact_keys",
+    "facts_read",
     "gpu_keys",
     "gpu_rows",
     "ledger_described",

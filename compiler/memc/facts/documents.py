@@ -6,6 +6,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -81,6 +82,7 @@ def require_sourced(record: Mapping[str, Any], *, name: str, field: str = "") ->
         )
 
 
+@cache
 def read_names(folder: str, key: str) -> tuple[str, ...]:
     """Returns `name` and `aliases` of one fact file, without parsing what follows them."""
     names: list[str] = []

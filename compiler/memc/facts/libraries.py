@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -10,6 +13,18 @@ from memc.facts.documents import nearest, read_spec, require_sourced, spec_keys
 from memc.facts.records import Fact
 
 _FOLDERS = ("libraries", "links")
+_READ: ContextVar[dict[str, Fact] | None] = ContextVar("memc_facts_read", default=None)
+
+
+@contextmanager
+def facts_read() -> Iterator[dict[str, Fact]]:
+    """Gives a dictionary that fills with every fact `load_fact` returns until the block ends, by key."""
+    found: dict[str, Fact] = {}
+    token = _READ.set(found)
+    try:
+        yield found
+    finally:
+        _READ.reset(token)
 
 
 def fact_keys() -> tuple[str, ...]:
@@ -34,7 +49,10 @@ def load_fact(key: str) -> Fact:
             if name in facts:
                 entry = facts[name]
                 require_sourced(entry, name=f"{folder}/{file}.yaml", field=name)
-                return Fact(key=key, value=entry["value"], source=entry["source"], checked=entry["checked"])
+                fact = Fact(key=key, value=entry["value"], source=entry["source"], checked=entry["checked"])
+                if (found := _READ.get()) is not None:
+                    found[key] = fact
+                return fact
     close = nearest(key, fact_keys())
     guess = f"; nearest: {', '.join(close)}" if close else ""
     raise usage_error("fact-unknown", f"no fact is called {key!r}{guess}", where=Location(field=key))

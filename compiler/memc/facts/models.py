@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def load_model(reference: str, *, base_dir: Path) -> ModelFacts:
         name = path.parent.name if path.name == _CONFIG_NAME else path.stem
         return model_from_config(config, key=name or reference, file=str(path), source=str(path), checked="")
     key = _catalogue_key(reference)
-    record = read_spec(_FOLDER, key)
+    record = _record(key)
     config = dict(record["config"])
     changes = {alias.casefold(): change for alias, change in record.get("alias_changes", {}).items()}
     config.update(changes.get(reference.casefold(), {}))
@@ -172,6 +173,12 @@ def _config_path(reference: str, base_dir: Path) -> Path | None:
     )
 
 
+@cache
+def _record(key: str) -> Mapping[str, Any]:
+    return read_spec(_FOLDER, key)
+
+
+@cache
 def _catalogue_key(reference: str) -> str:
     """Returns the file key of the catalogue model that goes by `reference`.
 

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from memc.config import Engine, LossHead, Method, Optimizer, Task, TrainingConfig
+from memc.facts import AttentionFacts, Block, Fact, GpuFacts, MlpFacts, ModelFacts, load_fact
 from memc.ladder import Dimension, Technique
 from memc.plan import Provenance
 from memc.solver.resolve import Question
@@ -48,12 +55,63 @@ def _record(machine: Machine, technique: Technique, file: str, key: str, saved: 
     )
 
 
-def used_facts(question: Question) -> dict[str, str]:
-    """Returns the facts that the plan rests on, by key, for the lock."""
+def used_facts(question: Question, config: TrainingConfig, read: Mapping[str, Fact]) -> dict[str, str]:
+    """Returns the facts that a plan rests on, by key, for the lock; sorted.
+
+    Args:
+        question: What was asked: its card and its model.
+        config: The chosen configuration, which decides what libraries the folder needs.
+        read: The library and link facts that were read on the way.
+    """
     model, gpu = question.model, question.gpu
-    return {
-        f"gpus.{gpu.key}.capacity_bytes": str(gpu.capacity_bytes),
-        f"gpus.{gpu.key}.checked": gpu.checked,
-        f"models.{model.key}.params": str(model.total_params),
-        f"models.{model.key}.checked": model.checked,
+    found = {key: fact.value for key, fact in read.items()}
+    found |= {f"stack.{name}": load_fact(f"stack.{name}").value for name in _libraries(config)}
+    found |= _figures(f"gpus.{gpu.key}", gpu)
+    found |= _figures(f"models.{model.key}", model) | {f"models.{model.key}.params": model.total_params}
+    blocks = Counter[Block]()
+    for group in model.groups:
+        blocks[group.block] += group.count
+    for index, (block, count) in enumerate(blocks.items()):
+        found |= _block_figures(f"models.{model.key}.blocks.{index}", block, count)
+    if question.samples is not None and question.loaded.spec.data.samples is None:
+        found["data.samples"] = question.samples
+    return {key: str(found[key]) for key in sorted(found)}
+
+
+def _libraries(config: TrainingConfig) -> list[str]:
+    """Returns the libraries with a known-good version that a run of this configuration loads."""
+    eight_bit = config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
+    needed = {
+        "trl": config.task is Task.SFT or config.loss is LossHead.CHUNKED,
+        "peft": config.lora is not None,
+        "bitsandbytes": config.method is Method.QLORA or eight_bit,
+        "deepspeed": config.engine is Engine.DEEPSPEED,
     }
+    return ["torch", "transformers", "accelerate", "datasets", *(name for name, on in needed.items() if on)]
+
+
+def _figures(prefix: str, record: GpuFacts | ModelFacts | AttentionFacts | MlpFacts) -> dict[str, Any]:
+    """Returns the figures and switches of a record by dotted key; nested records and what only describes are left."""
+    found = {}
+    for item in fields(record):
+        value = getattr(record, item.name)
+        if isinstance(value, dict):
+            found |= {f"{prefix}.{item.name}.{key}": figure for key, figure in value.items()}
+        elif item.name in ("compute_capability", "model_type", "checked") or _is_figure(value):
+            found[f"{prefix}.{item.name}"] = value
+    return found
+
+
+def _is_figure(value: object) -> bool:
+    return value is None or isinstance(value, bool | int | float)
+
+
+def _block_figures(prefix: str, block: Block, count: int) -> dict[str, Any]:
+    found: dict[str, Any] = {f"{prefix}.count": count}
+    found |= _figures(f"{prefix}.attention", block.attention) | _figures(f"{prefix}.mlp", block.mlp)
+    found[f"{prefix}.mlp.activation"] = block.mlp.activation
+    for linear in block.linears:
+        bias = " + bias" if linear.bias else ""
+        found[f"{prefix}.linears.{linear.name}"] = f"{linear.in_features} x {linear.out_features}{bias}"
+    found |= {f"{prefix}.norms.{norm.name}": f"{norm.kind} {norm.size} x {norm.rows}" for norm in block.norms}
+    return found | {f"{prefix}.tensors.{tensor.name}": tensor.params for tensor in block.tensors}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memc.clock import Clock, StepTime, clock_facts
 from memc.config import TrainingConfig
-from memc.facts import GpuFacts, ModelFacts
+from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
@@ -57,12 +57,14 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
     Raises:
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
-    machine = machine_for(loaded, model, gpu, samples)
-    candidates = machine.candidates()
-    best = choose(machine, candidates)
-    if best is None:
-        return infeasible(machine, candidates)
-    return _plan(machine, candidates, best)
+    with facts_read() as facts:
+        machine = machine_for(loaded, model, gpu, samples)
+        candidates = machine.candidates()
+        best = choose(machine, candidates)
+        if best is None:
+            return infeasible(machine, candidates)
+        plan = _plan(machine, candidates, best)
+    return replace(plan, facts=used_facts(machine.question, plan.config, facts))
 
 
 def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
@@ -124,7 +126,7 @@ def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:
         trail=trail(machine, candidates, chosen),
         total_steps=steps,
         considered=len(candidates),
-        facts=used_facts(question),
+        facts={},
         provenance=provenance(machine, candidates, chosen),
         warnings=warnings(machine, chosen, best.time),
     )
