@@ -15,6 +15,7 @@ import click
 
 import memc
 from memc import commands, driver
+from memc.commands.completion import complete_gpu, complete_model
 from memc.driver import Answer, Change, Written
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 from memc.plan import Infeasible, Plan
@@ -110,13 +111,15 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
 @app.command()
 @_SPEC
 @_JSON
-@click.option("--resolved", is_flag=True, help="Print the spec with every default filled in.")
+@click.option("--resolved", is_flag=True, help="Print every field with its value and why it has it.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with charts and sliders.")
 def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> None:
     """Show the ledger, the ladder and the clock of SPEC (a spec file or a folder that memc wrote)."""
     answer = driver.answer(driver.spec_path_of(spec))
     if resolved:
-        _print_json(answer.loaded.spec.resolved())
+        from memc.commands.resolved import print_resolved
+
+        print_resolved(answer, as_json)
     elif as_json:
         _print_json(answer.document())
     elif html is None:
@@ -155,7 +158,7 @@ def verify(folder: Path, device: str, steps: int, timeout: float, random_weights
 
 
 @app.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_gpu)
 @_JSON
 def gpus(name: str | None, as_json: bool) -> None:
     """List the GPUs of the catalogue, or show one."""
@@ -178,7 +181,7 @@ def gpus(name: str | None, as_json: bool) -> None:
 
 
 @app.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_model)
 @_JSON
 def models(name: str | None, as_json: bool) -> None:
     """List the models of the catalogue, or show one (a key, a folder or a config.json)."""

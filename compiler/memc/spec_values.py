@@ -240,7 +240,9 @@ def _canonical_limit(limit: RunLimit) -> str:
     return f"{number}s" if limit.usd is None else f"${number}"
 
 
-_SIZE_SCHEMA = {"type": "string", "pattern": r"^\s*[0-9.]+\s*([KMGTkmgt][Ii]?)?[Bb]\s*$"}
+_NUMBER = r"([0-9]+(\.[0-9]+)?|\.[0-9]+)"
+_SIZE_SCHEMA = {"type": "string", "pattern": rf"^\s*{_NUMBER}\s*([KMGTkmgt][Ii]?)?[Bb]\s*$"}
+_LIMIT_PATTERN = rf"^(none|\s*\$\s*{_NUMBER}\s*|\s*{_NUMBER}\s*([SsMmHhDd]|[Mm][Ii][Nn])\s*)$"
 SizeField = Annotated[
     Size, PlainValidator(parse_size), _serializer("auto", _canonical_size), WithJsonSchema(_SIZE_SCHEMA)
 ]
@@ -248,13 +250,13 @@ SizeOrAuto = Annotated[
     Size | None,
     PlainValidator(parse_size_or_auto),
     _serializer("auto", _canonical_size),
-    WithJsonSchema({"anyOf": [{"const": "auto"}, _SIZE_SCHEMA]}),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, _SIZE_SCHEMA, {"type": "null"}]}),
 ]
 RunLimitField = Annotated[
     RunLimit | None,
     PlainValidator(parse_run_limit),
     _serializer("none", _canonical_limit),
-    WithJsonSchema({"type": "string", "pattern": r"^\s*(none|\$\s*[0-9.]+|[0-9.]+\s*(s|m|min|h|d))\s*$"}),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": _LIMIT_PATTERN}, {"type": "null"}]}),
 ]
 
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT), AfterValidator(check_text)]

@@ -196,7 +196,7 @@ def test_explain_takes_a_spec_or_a_folder(memc: Shell) -> None:
 
 def test_explain_resolved_prints_every_default(memc: Shell) -> None:
     memc.write("spec.yaml")
-    resolved = json.loads(memc("explain", "spec.yaml", "--resolved").out)
+    resolved = json.loads(memc("explain", "spec.yaml", "--resolved", "--json").out)
     assert resolved["training"]["warmup_ratio"] == 0.03
     assert resolved["objective"] == "lowest-rung"
 
