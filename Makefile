@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit targets e2e examples examples-check bench clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -30,7 +30,7 @@ demo: $(CORE)  ## compile a checked-in example and print its ledger and ladder
 	$(BIN)/memc compile $(DEMO)/spec.yaml -o build/demo
 	$(BIN)/memc explain $(DEMO)/spec.yaml
 
-test: $(FULL) lint types layers examples-check unit targets e2e  ## everything
+test: $(FULL) lint types layers examples-check unit page targets e2e  ## everything
 
 lint: $(FULL)  ## ruff: rules and layout
 	$(BIN)/ruff check .
@@ -49,6 +49,16 @@ layers: $(FULL)  ## imports only go down the floors
 
 unit: $(FULL)  ## fast tests, no torch: unit, cases, property
 	$(PYTEST) -n 2 $(wildcard tests/unit tests/cases tests/property)
+
+browser:  ## install Chromium, which the tests of the HTML report drive (Debian, as root)
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then echo "chromium is there"; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+			chromium chromium-driver fonts-dejavu-core >/dev/null; \
+	else echo "install the packages chromium and chromium-driver; without them these tests are skipped"; fi
+
+page: $(FULL) browser  ## the HTML report in a real browser: sliders to the byte, keyboard, phone, dark, paper
+	$(PYTEST) tests/browser
 
 targets: $(FULL)  ## the real frameworks read every emitted file
 	$(PYTEST) tests/targets

@@ -156,7 +156,9 @@ def _trail_table(trail: tuple[TrailStep, ...]) -> Table:
         needs = "" if step.peak_bytes is None else f"{step.peak_bytes / GIB:.2f} GiB"
         seconds = "" if step.step_seconds is None else f"{step.step_seconds:.2f}"
         mark = "-> " if step.verdict is Verdict.CHOSEN else ""
-        table.add_row(f"{mark}{step.rung}", step.technique, needs, seconds, _Sentence(f"{step.verdict}: {step.reason}", hang=""))
+        table.add_row(
+            f"{mark}{step.rung}", step.technique, needs, seconds, _Sentence(f"{step.verdict}: {step.reason}", hang="")
+        )
     return table
 
 

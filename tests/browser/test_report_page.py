@@ -132,7 +132,9 @@ def test_every_part_has_a_name_that_can_be_read_out(page: OpenPage) -> None:
     assert opened.run("return document.documentElement.lang") == "en"
     unnamed = "return [...document.querySelectorAll('canvas')].filter(c => !c.getAttribute('aria-label')).length"
     assert opened.run(unnamed) == 0
-    headless = "return [...document.querySelectorAll('table')].filter(t => !t.querySelector('thead th[scope=col]')).length"
+    headless = (
+        "return [...document.querySelectorAll('table')].filter(t => !t.querySelector('thead th[scope=col]')).length"
+    )
     assert opened.run(headless) == 0
     rows = "return [...document.querySelectorAll('tbody tr')].filter(r => !r.querySelector('th[scope=row]')).length"
     assert opened.run(rows) == 0
@@ -150,7 +152,9 @@ def test_a_phone_scrolls_in_one_direction_only(page: OpenPage, name: str) -> Non
     wide = """return [...document.querySelectorAll('body *')].filter(e =>
         !e.closest('.scroll') && !e.matches('.skip') && e.getBoundingClientRect().right > 361).length"""
     assert opened.run(wide) == 0
-    assert opened.run("return Math.min(...[...document.querySelectorAll('#knobs input')].map(i => i.clientHeight))") >= 36
+    assert (
+        opened.run("return Math.min(...[...document.querySelectorAll('#knobs input')].map(i => i.clientHeight))") >= 36
+    )
     opened.device(1100, 900)
 
 

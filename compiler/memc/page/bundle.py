@@ -11,7 +11,16 @@ from importlib.resources.abc import Traversable
 
 from memc.resources import sources_root, templates_root
 
-_MODULES = ("config.py", "document.py", "errors.py", "plan.py", "transfer.py", "units.py", "whatif.py", "facts/records.py")
+_MODULES = (
+    "config.py",
+    "document.py",
+    "errors.py",
+    "plan.py",
+    "transfer.py",
+    "units.py",
+    "whatif.py",
+    "facts/records.py",
+)
 _PACKAGES = ("clock", "ladder", "ledger")
 _STAND_INS = ("dataclasses", "enum", "page", "re")
 _ONLY_FOR_TYPES = ("__future__", "collections.abc", "typing")
@@ -67,15 +76,15 @@ class _Stripper(ast.NodeTransformer):
     def __init__(self) -> None:
         self._in_class = False
 
-    def visit_Module(self, node: ast.Module) -> ast.AST:  # noqa: N802
+    def visit_Module(self, node: ast.Module) -> ast.AST:
         """Returns the module without its docstring."""
         return self._scope(node, in_class=False)
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         """Returns the class without its docstring."""
         return self._scope(node, in_class=True)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         """Returns the function without docstring and annotations."""
         node.returns = None
         return self._scope(node, in_class=False)
@@ -85,11 +94,11 @@ class _Stripper(ast.NodeTransformer):
         node.annotation = None
         return node
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:  # noqa: N802
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
         """Returns nothing for imports that only annotations use."""
         return None if node.module in _ONLY_FOR_TYPES else node
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST | None:
         """Returns a plain assignment; in a class, the field with an empty annotation."""
         self.generic_visit(node)
         if self._in_class:
@@ -97,7 +106,7 @@ class _Stripper(ast.NodeTransformer):
             return node
         return ast.Assign(targets=[node.target], value=node.value) if node.value is not None else None
 
-    def visit_Set(self, node: ast.Set) -> ast.AST:  # noqa: N802
+    def visit_Set(self, node: ast.Set) -> ast.AST:
         """Returns a frozenset of the same elements."""
         self.generic_visit(node)
         elements = ast.Tuple(elts=node.elts, ctx=ast.Load())

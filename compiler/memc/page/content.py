@@ -144,7 +144,12 @@ def _charts(ledger: Ledger, clock: StepTime, budget: Budget, trail: tuple[TrailS
         "host": {account.value: size for account, size in ledger.host.by_account().items() if size},
         "host_limit": budget.host_bytes,
         "trail": [
-            {"rung": step.rung, "peak": step.peak_bytes, "chosen": step.verdict is Verdict.CHOSEN, "name": step.technique}
+            {
+                "rung": step.rung,
+                "peak": step.peak_bytes,
+                "chosen": step.verdict is Verdict.CHOSEN,
+                "name": step.technique,
+            }
             for step in trail
         ],
         "time": dict(_time_parts(clock)),

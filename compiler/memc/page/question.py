@@ -1,4 +1,4 @@
-"""What the sliders of a page start from: the decided configuration, the facts it was priced with, and where they stand."""
+"""What the sliders of a page start from: the decided configuration and the facts it was priced with."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def _decorated(cls):
         found[name] = own
     names = tuple(found)
 
-    def __init__(self, *args, **given):
-        given.update(zip(names, args))
+    def construct(self, *args, **given):
+        given.update(zip(names, args, strict=False))
         for name, own in found.items():
             if name in given:
                 value = given.pop(name)
@@ -52,7 +52,7 @@ def _decorated(cls):
         return tuple(getattr(self, name) for name in names)
 
     cls.__dataclass_fields__ = found
-    cls.__init__ = __init__
+    cls.__init__ = construct
     cls.__eq__ = lambda self, other: type(self) is type(other) and _values(self) == _values(other)
     cls.__hash__ = lambda self: hash(_values(self))
     return cls

@@ -39,7 +39,7 @@ class Enum(metaclass=EnumType):
     _base = object
 
 
-class StrEnum(str, Enum):
+class StrEnum(str, Enum):  # noqa: UP042
     """Members that are strings."""
 
     _base = str

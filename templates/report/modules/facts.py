@@ -1,6 +1,6 @@
 """Stands for memc.facts: a page carries the facts it needs, so there is nothing to load."""
 
-from memc.facts.records import GpuFacts
+from memc.facts.records import GpuFacts  # noqa: F401
 
 
 def load_fact(key):
