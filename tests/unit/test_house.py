@@ -129,7 +129,7 @@ def expected_in_wheel() -> set[str]:
     expected = {"memc/py.typed"}
     for folder, package, patterns in (
         ("compiler/memc", "memc", ("*.py",)),
-        ("templates", "memc/templates", ("*.py", "*.j2")),
+        ("templates", "memc/templates", ("*.py", "*.j2", "*.css", "*.js", "*.md", "*.txt")),
         ("specs", "memc/specs", ("*.py", "*.yaml")),
     ):
         for pattern in patterns:
