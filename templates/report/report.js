@@ -288,7 +288,9 @@
   async function start() {
     (0, eval)(await unpack("packed-chart"));
     drawAll();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((draw) => draw()));
+    for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+      matchMedia(query).addEventListener("change", () => charts.forEach((draw) => draw()));
+    }
     await new Promise((resolve) => setTimeout(resolve));
     await startWhatIf();
   }

@@ -185,9 +185,10 @@ def test_text_can_be_read_in_both_colour_schemes(page: OpenPage, dark: bool) -> 
 
 def test_paper_gets_neither_sliders_nor_shades(page: OpenPage) -> None:
     opened = page(SPECS["lora-7b"])
-    opened.device(1100, 900, media="print")
+    opened.device(1100, 900, dark=True, media="print")
     assert opened.run("return getComputedStyle(document.getElementById('knobs')).display") == "none"
     assert opened.run("return getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.run("return Chart.getChart('chart-memory').options.scales.y.ticks.color") == "#000"
     opened.device(1100, 900)
 
 
