@@ -80,6 +80,7 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
     solved = driver.answers(specs)
     refused = [answer for answer in solved if isinstance(answer.result, Infeasible)]
     outcomes: list[Written] = []
+    files: dict[Path, dict[str, str]] = {}
     if not refused:
         files = {
             folder: driver.generate(answer, folder, driver.compile_command(spec, folder))
@@ -105,6 +106,8 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
             _print_verdict(answer)
     stale = driver.stale(outcomes) if check else []
     if stale:
+        if not as_json:
+            _print_diffs(outcomes, files)
         raise MemcError(tuple(stale), ExitCode.STALE)
 
 
@@ -281,6 +284,18 @@ def _say_written(outcome: Written, check: bool) -> None:
         click.echo(f"{shown}: {outcome.folder / name}", err=True)
     if outcome.current:
         click.echo(f"current: {outcome.folder}", err=True)
+
+
+def _print_diffs(outcomes: list[Written], files: dict[Path, dict[str, str]]) -> None:
+    """Prints what writing would change in each file, as unified diffs; left-over files and links are only named."""
+    from memc.checking import unified_diff
+
+    for outcome in outcomes:
+        for name, change in outcome.changes.items():
+            path, text = outcome.folder / name, files[outcome.folder].get(name)
+            if text is not None and change is not Change.IDENTICAL and not path.is_symlink():
+                found = path.read_bytes() if path.is_file() else None
+                click.echo(unified_diff(path, found, text), nl=False)
 
 
 def _print_report(answer: Answer) -> None:

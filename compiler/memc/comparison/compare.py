@@ -191,13 +191,20 @@ def _sizes(ledger: Mapping[str, Any]) -> Counter[tuple[str, str, str]]:
 
 
 def _at_peak(ledger: Mapping[str, Any]) -> set[tuple[str, str, str]]:
-    """Returns the lines that are alive in the binding phase of their resource, or outside of every phase."""
-    return {
-        (resource, entry["account"], entry["name"])
-        for resource, bill in ledger.items()
-        for entry in bill["entries"]
-        if bill["binding_phase"] in entry.get("phases", ()) or not entry.get("in_allocator", True)
-    }
+    """Returns the lines that are alive at the moment of their resource's peak, or outside of every moment."""
+    alive: set[tuple[str, str, str]] = set()
+    for resource, bill in ledger.items():
+        sums = Counter[str]()
+        for entry in bill["entries"]:
+            if entry.get("in_allocator", True):
+                sums.update(dict.fromkeys(entry.get("moments", ()), entry["bytes"]))
+        peak = max(sums, key=lambda moment: sums[moment], default="")
+        alive |= {
+            (resource, entry["account"], entry["name"])
+            for entry in bill["entries"]
+            if peak in entry.get("moments", ()) or not entry.get("in_allocator", True)
+        }
+    return alive
 
 
 def _peaks(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Reading, ...]:

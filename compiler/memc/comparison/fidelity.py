@@ -30,7 +30,7 @@ DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
 }
 """The settings that techniques decide, by dimension. Sections stand for everything below them."""
 
-_OTHER_SETTINGS = {
+_OTHER_SETTINGS: dict[Touch, tuple[str, ...]] = {
     Touch.NUMERICS: ("task", "max_length", "packing", "double_quantization", "lora", "global_batch_size"),
     Touch.MEMORY: (
         "attention",
@@ -41,7 +41,7 @@ _OTHER_SETTINGS = {
         "world_size",
     ),
 }
-_RUN_SETTINGS = {
+_RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
     Touch.NUMERICS: (
         "model",
         "train_data",

@@ -104,8 +104,13 @@ def _is_bill(bill: Any) -> bool:
         and isinstance(entry.get("name"), str)
         and isinstance(entry.get("account"), str)
         and _is_size(entry.get("bytes"))
+        and all(isinstance(moment, str) for moment in _list(entry.get("moments", [])))
         for entry in bill["entries"]
     )
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [None]
 
 
 def _is_size(value: Any) -> bool:

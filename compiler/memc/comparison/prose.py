@@ -67,15 +67,13 @@ def value_text(value: Any) -> str:
 def comparison_lines(found: Comparison) -> list[str]:
     """Returns everything that changed: peaks, time and money, ledger lines, settings, what led to it."""
     lines = [peak_text(peak) for peak in found.peaks if peak.moved or peak.key == "gpu.required_bytes"]
-    lines += [
-        _clock_text(reading) for reading in found.clock if reading.before is not None or reading.after is not None
-    ]
+    lines += [_clock_text(reading) for reading in found.clock if {reading.before, reading.after} != {None}]
     lines += _section("ledger lines that move", ledger_lines(found.lines))
     settings = [f"{change_text(change)}  [{change.touch}]" for change in found.settings]
     lines += _section("settings that change", settings)
     lines += _section("what led to it", cause_lines(found))
     if not found.facts_recorded:
-        lines += ["", "one of the locks does not record its facts: it was written by an earlier memc"]
+        lines += ["", "one side does not record the facts it was made with"]
     if not (found.explained or found.lines or found.settings or any(r.moved for r in (*found.peaks, *found.clock))):
         lines += ["", "no difference"]
     return lines

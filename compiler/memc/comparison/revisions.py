@@ -64,15 +64,15 @@ def find_revision(text: str, beside: Path | None) -> Revision:
     start = _existing_folder(Path() if colon or beside is None else beside)
     root = _toplevel(start, text)
     if not colon and beside is not None:
-        path = _below(root, Path(os.path.abspath(beside)))
+        path = _below(root, beside.absolute())
     elif path.startswith(("./", "../")):
-        path = _below(root, Path(os.path.abspath(path)))
+        path = _below(root, Path(path).absolute())
     return Revision(root=root, name=name, commit=_commit(root, name, text), path=path.strip("/"))
 
 
 def _below(root: Path, path: Path) -> str:
     """Returns `path` from the top folder, which git names without symbolic links."""
-    inside = path.parent.resolve() / path.name
+    inside = (path.parent.resolve() / path.name) if path.name not in ("", "..") else path.resolve()
     try:
         relative = inside.relative_to(root.resolve()).as_posix()
     except ValueError:

@@ -92,7 +92,7 @@ def _libraries(config: TrainingConfig) -> list[str]:
 
 def _figures(prefix: str, record: GpuFacts | ModelFacts | AttentionFacts | MlpFacts) -> dict[str, Any]:
     """Returns the figures and switches of a record by dotted key; nested records and what only describes are left."""
-    found = {}
+    found: dict[str, Any] = {}
     for item in fields(record):
         value = getattr(record, item.name)
         if isinstance(value, dict):
