@@ -156,7 +156,8 @@
     knob.max = values.length - 1;
     knob.value = at < 0 ? 0 : at;
     current[knob.name] = values[knob.value];
-    const shown = `${values[knob.value].toLocaleString("en-US")} ${knob.dataset.unit}`.trim();
+    const unit = knob.dataset.unit && ` ${knob.dataset.unit}${current[knob.name] === 1 ? "" : "s"}`;
+    const shown = current[knob.name].toLocaleString("en-US") + unit;
     byId(`value-${knob.name}`).textContent = shown;
     knob.setAttribute("aria-valuetext", shown);
     knob.disabled = values.length < 2;

@@ -80,7 +80,7 @@ def test_the_nearest_configuration_of_a_refusal_can_be_varied(page: OpenPage) ->
     opened = page(SPECS["refused-7b"])
     assert opened.answer()["ledger"] == driver.answer(opened.spec).document()["ledger"]
     text = opened.run("return document.body.innerText")
-    assert "DOES NOT FIT" in text
+    assert "DOES NOT FIT:" in text
     assert "One of these changes alone makes it fit" in text
     assert "over the budget" in opened.run("return document.getElementById('whatif-verdict').textContent")
 

@@ -86,8 +86,7 @@ def test_the_page_says_what_the_plan_says(written: tuple[driver.Answer, str]) ->
     assert isinstance(plan, Plan)
     text = " ".join(" ".join(Page(written[1]).words).split())
     for line in plan_verdict(plan):
-        head, _, rest = line.partition(": ")
-        assert f"{head} {rest}" in text
+        assert line in text
     for warning in plan.warnings:
         assert warning in text
     for entry in plan.ledger.gpu.entries:

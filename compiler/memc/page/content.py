@@ -25,7 +25,7 @@ def content(answer: Plan | Infeasible) -> dict[str, Any]:
         "title": answer.name,
         "model": answer.model.key,
         "feasible": isinstance(answer, Plan),
-        "verdict": [line.strip().partition(": ") if ":" in line else ("", "", line.strip()) for line in lines],
+        "verdict": [_headed(line.strip()) for line in lines],
         "warnings": [*warnings, *clock.assumptions],
         "relaxations": [(item.input, item.now, item.needed, item.reason) for item in relaxations],
         "accounts": [_label(account.value) for account in _used(ledger.gpu)] + [_label(_OUTSIDE)],
@@ -38,6 +38,12 @@ def content(answer: Plan | Infeasible) -> dict[str, Any]:
         "entries": _entry_rows(ledger),
         "charts": _charts(ledger, clock, answer.budget, answer.trail),
     }
+
+
+def _headed(line: str) -> tuple[str, str]:
+    """Returns the capital words that a line opens with, and the rest of it."""
+    head, _, rest = line.partition(": ")
+    return (f"{head}:", rest) if head.isupper() else ("", line)
 
 
 def _used(bill: ResourceLedger) -> list[Account]:
