@@ -22,6 +22,7 @@ def explained(opened: Opened, settings: dict[str, Any]) -> dict[str, Any]:
     """Returns what `memc explain --json` says of the spec with these settings pinned and every technique ruled out."""
     spec = yaml.safe_load(opened.spec.read_text(encoding="utf-8"))
     spec["data"]["max_length"] = settings["max_length"]
+    spec["data"]["mean_tokens"] = min(spec["data"]["mean_tokens"], settings["max_length"])
     spec["hardware"]["count"] = settings["world_size"]
     spec["method"] = settings["method"]
     spec["ladder"] = {"forbid": list(technique_names())}
