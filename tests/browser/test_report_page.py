@@ -13,6 +13,7 @@ from memc.ladder import technique_names
 from openpage import SPECS, Opened, OpenPage
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 _SETTINGS_EACH = 13
 _KNOBS = ("cards", "micro_batch_size", "max_length", "lora_rank")
@@ -149,6 +150,9 @@ def test_every_part_has_a_name_that_can_be_read_out(page: OpenPage) -> None:
 def test_a_phone_scrolls_in_one_direction_only(page: OpenPage, name: str) -> None:
     opened = page(SPECS[name])
     opened.device(360, 740)
+    # Charts follow the width once the browser has told them of it.
+    narrow = "return [...document.querySelectorAll('canvas')].every(c => c.getBoundingClientRect().right <= 361)"
+    WebDriverWait(opened.browser, 10).until(lambda _: opened.run(narrow))
     assert opened.run("return document.documentElement.scrollWidth") <= 360
     wide = """return [...document.querySelectorAll('body *')].filter(e =>
         !e.closest('.scroll') && !e.matches('.skip') && e.getBoundingClientRect().right > 361).length"""

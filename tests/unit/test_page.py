@@ -126,10 +126,27 @@ def test_what_the_page_runs_is_the_source_without_its_comments() -> None:
                 name = f"memc.{package}" if file.name == "__init__.py" else f"memc.{package}.{file.name[:-3]}"
                 assert modules[name][1] == stripped(file.read_text(encoding="utf-8"))
     for name, module in modules.items():
-        tree = ast.parse(module[1])
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom):
-                assert node.module in modules or node.module == "browser", (name, node.module)
+        for node in ast.walk(ast.parse(module[1])):
+            if not isinstance(node, ast.ImportFrom) or node.module == "browser":
+                continue
+            assert node.module in modules, f"{name} imports {node.module}, which a page does not carry"
+            given = names_of(modules, node.module)
+            lacking = [alias.name for alias in node.names if alias.name not in given]
+            assert lacking == [], f"{name} wants {lacking} of {node.module}: add them to templates/report/modules"
+
+
+def names_of(modules: dict[str, list[str]], module: str) -> set[str]:
+    """Returns what can be imported from a module of a page: its top-level names and its submodules."""
+    names = {name.rpartition(".")[2] for name in modules if name.rpartition(".")[0] == module}
+    for node in ast.parse(modules[module][1]).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
 
 
 def test_only_what_people_and_checkers_read_is_stripped() -> None:

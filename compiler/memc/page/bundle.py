@@ -22,7 +22,7 @@ _MODULES = (
     "facts/records.py",
 )
 _PACKAGES = ("clock", "ladder", "ledger")
-_STAND_INS = ("dataclasses", "enum", "page", "re")
+_IN_BRYTHON = ("browser",)
 _ONLY_FOR_TYPES = ("__future__", "collections.abc", "typing")
 _VENDOR = {"brython": "brython.min.js", "chart": "chart.umd.min.js"}
 
@@ -48,18 +48,30 @@ def packed_modules(more: Mapping[str, str]) -> str:
                 wrap = _package if file.name == "__init__.py" else _module
                 found[_dotted(f"{package}/{file.name}")] = wrap(stripped(file.read_text(encoding="utf-8")))
     found["memc.facts"] = _package(stripped(stand_ins.joinpath("facts.py").read_text(encoding="utf-8")))
-    for name in _STAND_INS:
-        found[name] = _module(stripped(stand_ins.joinpath(f"{name}.py").read_text(encoding="utf-8")))
+    found["page"] = _module(stripped(stand_ins.joinpath("page.py").read_text(encoding="utf-8")))
     found |= {name: _module(source) for name, source in more.items()}
-    plain = {name for _, source, *_ in found.values() for name in _plain_imports(str(source))}
-    found |= {name: _module("") for name in plain - found.keys()}
+    for name in {name for _, source, *_ in found.values() for name in _imported(str(source))} - found.keys():
+        stand_in = stand_ins.joinpath(f"{name}.py")
+        if stand_in.is_file():
+            found[name] = _module(stripped(stand_in.read_text(encoding="utf-8")))
+        elif name not in _IN_BRYTHON:
+            found[name] = _module("")
     return _packed(json.dumps(found, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _plain_imports(source: str) -> set[str]:
-    """Returns the modules that `import name` names; one that a page lacks is empty there: imported, never used."""
-    imports = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import))
-    return {alias.name for node in imports for alias in node.names} - {"memc"}
+def _imported(source: str) -> set[str]:
+    """Returns the modules outside memc that a source imports.
+
+    One that the page has no stand-in for is empty there: it can be imported by what never uses it, and fails where a
+    name of it is wanted.
+    """
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names.add(node.module)
+    return {name for name in names if name.split(".")[0] != "memc"}
 
 
 def stripped(source: str) -> str:
