@@ -72,8 +72,9 @@ examples: $(CORE)  ## regenerate the checked-in examples
 examples-check: $(CORE)  ## fail when the checked-in examples differ from what memc writes
 	$(BIN)/python scripts/examples.py --check
 
-bench: $(CORE)  ## how long a cold compile takes
+bench: $(CORE)  ## how long a cold compile takes, and a check of 200 specs
 	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml
+	$(BIN)/python benchmarks/check.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

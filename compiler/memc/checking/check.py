@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,9 @@ _AGAIN = "run memc compile again"
 _MOVE = "move the change into the spec, or run memc compile --force to overwrite it"
 _DELETE = "delete it, then run memc compile again"
 _SHOWN_KEYS = 4
+_FOLDERS_PER_WORKER = 32
+"""Fewer do not pay for starting another process."""
+_CHUNK = 8
 
 
 def check_paths(paths: Iterable[Path]) -> list[FolderReport]:
@@ -35,7 +41,20 @@ def check_paths(paths: Iterable[Path]) -> list[FolderReport]:
     Raises:
         MemcError: When a path is not there, or nothing below it was written by memc.
     """
-    return [check_folder(folder) for folder in lock_folders(paths)]
+    folders = lock_folders(paths)
+    workers = min(_cores(), len(folders) // _FOLDERS_PER_WORKER)
+    if workers < 2:
+        return [check_folder(folder) for folder in folders]
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            return list(pool.map(check_folder, folders, chunksize=_CHUNK))
+    except (BrokenProcessPool, OSError):  # no processes to be had here
+        return [check_folder(folder) for folder in folders]
+
+
+def _cores() -> int:
+    """Returns the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_folder(folder: Path) -> FolderReport:

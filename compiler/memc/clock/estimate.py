@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from memc.clock.constants import ClockFacts
 from memc.clock.flops import micro_batch_flops
 from memc.clock.steptime import StepTime
 from memc.config import Engine, LossHead, Method, Offload, Optimizer, TrainingConfig
-from memc.facts.records import ModelFacts
+from memc.facts.records import Block, ModelFacts
 from memc.ledger.activations import saved_per_token
-from memc.ledger.layer import layer_mode
+from memc.ledger.layer import LayerMode, layer_mode
 from memc.ledger.states import ParamCounts
 
 _KERNELS_PER_LAYER = 60
@@ -22,6 +24,11 @@ class Clock:
     def __init__(self, model: ModelFacts, facts: ClockFacts) -> None:
         self.model = model
         self.facts = facts
+        shapes = Counter[Block]()
+        for group in model.groups:
+            shapes[group.block] += group.count
+        self._blocks = tuple(shapes.items())
+        self._saved: dict[LayerMode, tuple[int, ...]] = {}
 
     def step_time(
         self,
@@ -75,10 +82,8 @@ class Clock:
         backward); backward moves about as much for gradients; recomputation repeats the forward share.
         """
         mode, tokens = layer_mode(config), config.micro_batch_tokens
-        moved = 0
-        for group in self.model.groups:
-            share = 1 / config.checkpoint_every if config.checkpoint_every else 0.0
-            moved += int(saved_per_token(group.block, mode) * tokens * group.count * (4 + 2 * share))
+        share = 1 / config.checkpoint_every if config.checkpoint_every else 0.0
+        moved = sum(int(size * tokens * (4 + 2 * share)) for size in self._saved_per_token(mode))
         if config.loss is LossHead.PLAIN:
             moved += 40 * tokens * self.model.vocab_size
         else:
@@ -88,6 +93,12 @@ class Clock:
             linears = sum(lin.weight_params * group.count for group in self.model.groups for lin in group.block.linears)
             moved += int(passes * linears * 2.5)
         return moved / self.facts.memory_bytes_per_second
+
+    def _saved_per_token(self, mode: LayerMode) -> tuple[int, ...]:
+        """Returns bytes per token that all layers of each shape keep; few modes occur among many configurations."""
+        if mode not in self._saved:
+            self._saved[mode] = tuple(saved_per_token(block, mode) * count for block, count in self._blocks)
+        return self._saved[mode]
 
     def _optimizer(self, config: TrainingConfig, counts: ParamCounts) -> float:
         """Returns seconds that the GPU optimizer needs to read and write weights, gradients and moments."""

@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import yaml
@@ -58,13 +59,17 @@ def check_python(name: str, text: str, constants: Mapping[str, Any]) -> None:
 def check_shell(name: str, text: str) -> None:
     """Raises MemcError when bash is installed and finds `text` malformed (``bash -n``: nothing is run)."""
     bash = shutil.which("bash")
-    if bash is None:
-        return
+    if bash is not None and (complaint := _bash_complaint(bash, text)):
+        raise _differs(name, complaint)
+
+
+@lru_cache(maxsize=64)
+def _bash_complaint(bash: str, text: str) -> str:
+    """Returns what bash says of a script; empty when it parses. Many specs have one launcher: each is asked once."""
     outcome = subprocess.run(
         [bash, "--norc", "-n", "/dev/stdin"], input=text, capture_output=True, text=True, timeout=_BASH_SECONDS
     )
-    if outcome.returncode:
-        raise _differs(name, outcome.stderr.strip())
+    return (outcome.stderr.strip() or "bash -n refuses it") if outcome.returncode else ""
 
 
 def check_comment_header(name: str, text: str, lines: tuple[str, ...]) -> None:

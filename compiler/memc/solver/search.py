@@ -38,19 +38,20 @@ class Machine:
         self.question = question
         self.estimator = estimator
         self.clock = clock
+        self._times: dict[TrainingConfig, StepTime] = {}
         self.rungs, self.order_note = ladder_order(question, estimator, clock)
 
     def time(self, config: TrainingConfig) -> StepTime:
-        """Returns the time of one step and of the run."""
-        steps = self.total_steps(config)
-        share = self.question.length_share
-        return self.clock.step_time(
-            config,
-            self.estimator.counts(config),
-            total_steps=None if steps is None else steps,
-            length_share=share,
-            usd_per_gpu_hour=self.question.budget.usd_per_gpu_hour,
-        )
+        """Returns the time of one step and of the run; each configuration is timed once."""
+        if config not in self._times:
+            self._times[config] = self.clock.step_time(
+                config,
+                self.estimator.counts(config),
+                total_steps=self.total_steps(config),
+                length_share=self.question.length_share,
+                usd_per_gpu_hour=self.question.budget.usd_per_gpu_hour,
+            )
+        return self._times[config]
 
     def total_steps(self, config: TrainingConfig) -> int | None:
         """Returns the optimizer steps of the run; None when the amount of data is unknown."""
