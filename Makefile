@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check bench clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -30,7 +30,7 @@ demo: $(CORE)  ## compile a checked-in example and print its ledger and ladder
 	$(BIN)/memc compile $(DEMO)/spec.yaml -o build/demo
 	$(BIN)/memc explain $(DEMO)/spec.yaml
 
-test: $(FULL) lint types layers examples-check unit page targets e2e  ## everything
+test: $(FULL) lint types layers examples-check unit page docs docs-test targets e2e  ## everything
 
 lint: $(FULL)  ## ruff: rules and layout
 	$(BIN)/ruff check .
@@ -71,6 +71,16 @@ examples: $(CORE)  ## regenerate the checked-in examples
 
 examples-check: $(CORE)  ## fail when the checked-in examples differ from what memc writes
 	$(BIN)/python scripts/examples.py --check
+
+docs: $(FULL)  ## the documentation site in build/site; a broken link or an unlisted page is an error
+	$(BIN)/python scripts/docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-test: $(FULL)  ## every shell line of README and the site runs; every link resolves; nothing is fetched
+	$(PYTEST) tests/docs
+
+readme: $(CORE)  ## rewrite the transcript in README.md
+	$(BIN)/python scripts/docs.py --readme
 
 bench: $(CORE)  ## how long a cold compile takes, and a check of 200 specs
 	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml

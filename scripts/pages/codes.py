@@ -23,8 +23,8 @@ ENTRIES = ROOT / "docs" / "errors.yaml"
 CODE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Called with an error type of its own, which becomes the code of a diagnostic.
 _FOREIGN = {"PydanticCustomError": 0}
-# The type of pydantic's error is the code only where `fault` gave it, whose calls are read.
-_PASSED_ON = {("spec_errors.py", "kind")}
+# Names that hold codes read elsewhere: pydantic's type of an error that `fault` made; the codes of all findings.
+_PASSED_ON = {("spec_errors.py", "kind"), ("sarif.py", "c")}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -67,8 +67,8 @@ class _Reader:
     def codes(self) -> dict[str, tuple[str, ...]]:
         """Returns code → files."""
         found: defaultdict[str, set[str]] = defaultdict(set)
-        taking = {**self._taking("code"), **_FOREIGN}
         for module in self.modules:
+            taking = {**_FOREIGN, **self._taking("code", module)}
             for call in ast.walk(module.tree):
                 if not isinstance(call, ast.Call) or _called(call) not in taking:
                     continue
@@ -77,11 +77,16 @@ class _Reader:
                     found[text].add(module.path.relative_to(self.folder).as_posix())
         return {code: tuple(sorted(files)) for code, files in sorted(found.items())}
 
-    def _taking(self, name: str) -> dict[str, int]:
-        """Returns callables with a parameter or field called `name`, and its position (-1: keyword only)."""
-        found = {}
-        for module in self.modules:
+    def _taking(self, name: str, seen_from: _Module) -> dict[str, int]:
+        """Returns callables with a parameter or field called `name`, and its position (-1: keyword only).
+
+        A function of the module that it is seen from hides those of the same name elsewhere.
+        """
+        found: dict[str, int] = {}
+        for module in sorted(self.modules, key=lambda module: module is seen_from):
             for node in ast.walk(module.tree):
+                if module is seen_from and isinstance(node, Function | ast.ClassDef):
+                    found.pop(node.name, None)
                 if isinstance(node, Function):
                     positional = [a for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in _BOUND]
                     names = [a.arg for a in positional if a.arg != name or _is_text(a)]
@@ -124,16 +129,20 @@ class _Reader:
             return set()
         for function in reversed(functions):
             if name in _parameters(function):
-                return set() if name == "code" else self._passed(function.name, name)
+                return set() if name == "code" else self._passed(module, function.name, name)
             texts = self._assigned(module, name, function, functions)
             if texts:
                 return texts
         raise self._unresolved(module, ast.Name(id=name, lineno=functions[-1].lineno if functions else 0))
 
-    def _passed(self, function: str, parameter: str) -> set[str]:
+    def _passed(self, owner: _Module, function: str, parameter: str) -> set[str]:
         """Returns what callers pass as a parameter."""
-        position, texts = self._taking(parameter)[function], set()
+        position, texts = self._taking(parameter, owner)[function], set()
         for module in self.modules:
+            if module is not owner and any(
+                isinstance(n, Function) and n.name == function for n in ast.walk(module.tree)
+            ):
+                continue  # that module calls its own function of this name
             for call in ast.walk(module.tree):
                 if isinstance(call, ast.Call) and _called(call) == function:
                     value = _argument(call, parameter, position)
@@ -180,7 +189,9 @@ def _is_tuple(node: ast.expr) -> Any:
 
 def _called(call: ast.Call) -> str:
     function = call.func
-    return function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    return (
+        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
+    )
 
 
 def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
@@ -207,7 +218,9 @@ def _mapped(module: _Module, name: str) -> set[str]:
     """Returns the texts that a mapping of the module holds as values."""
     texts = set()
     for node in ast.walk(module.tree):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         if any(isinstance(t, ast.Name) and t.id == name for t in targets) and isinstance(node.value, ast.Dict):  # type: ignore[attr-defined]
             texts |= {v.value for v in node.value.values if isinstance(v, ast.Constant)}  # type: ignore[attr-defined]
     return texts
@@ -228,6 +241,8 @@ def codes_section() -> str:
     for area, codes in areas.items():
         parts.append(heading(2, area))
         for code in codes:
-            parts.append(f"### `{code}` {{ #{code} }}\n\n{entries[code]['meaning']}\n\n**Do:** {entries[code]['fix']}\n")
+            parts.append(
+                f"### `{code}` {{ #{code} }}\n\n{entries[code]['meaning']}\n\n**Do:** {entries[code]['fix']}\n"
+            )
     index = table(["code", "area"], [[f"[`{code}`](#{code})", entries[code]["area"]] for code in sorted(entries)])
     return "\n".join([f"{len(entries)} codes.\n", index, *parts])
