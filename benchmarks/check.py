@@ -1,8 +1,8 @@
 """How long `memc check` takes on a repository of many specs.
 
-Compiles that many different specs into a folder of its own each, then checks the tree alternately
-current and after a change of every spec. Processor time stands beside wall-clock time, which a busy machine stretches. The last
-line printed is one JSON object.
+Compiles that many different specs into a folder of its own each, then checks the tree alternately current and after a
+change of every spec. Processor time stands beside wall-clock time, which a busy machine stretches. What is printed last
+is one JSON object.
 """
 
 from __future__ import annotations

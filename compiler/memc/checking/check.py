@@ -172,8 +172,8 @@ def _file_finding(
     """Returns what is wrong with one file; None when nothing is."""
     path = folder / name
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        what = "a symbolic link" if path.is_symlink() else "a folder"
-        return _error("generated-file-replaced", path, f"{name} is {what}, not the file that memc wrote", _AGAIN)
+        what = "a symbolic link" if path.is_symlink() else "a folder" if path.is_dir() else "no regular file"
+        return _error("generated-file-replaced", path, f"{name} is {what}, not what memc wrote", _AGAIN)
     try:
         content = path.read_bytes()
     except FileNotFoundError:

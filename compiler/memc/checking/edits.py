@@ -15,6 +15,7 @@ import yaml
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _ASSIGNED = re.compile(r"""\s*(?:export\s+)?["']?([A-Za-z_][\w.-]*)["']?\s*(?:=|:\s)\s*(.*?)\s*,?\s*$""")
 _ABSENT = "nothing"
+_SHOWN_CHARACTERS = 72
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,13 @@ class KeyEdit:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.key} is {self.found}, memc writes {self.written}"
+        return f"{_shown(self.key)} is {_shown(self.found)}, memc writes {_shown(self.written)}"
+
+
+def _shown(text: str) -> str:
+    """Returns at most 72 characters of `text`, nothing unprintable."""
+    safe = "".join(char if char.isprintable() else " " for char in text)
+    return safe if len(safe) <= _SHOWN_CHARACTERS else f"{safe[: _SHOWN_CHARACTERS - 3]}..."
 
 
 def unified_diff(path: Path, found: bytes | None, written: str | None) -> str:
@@ -44,16 +51,23 @@ def unified_diff(path: Path, found: bytes | None, written: str | None) -> str:
         found: What is there; None when nothing is.
         written: What memc writes; None when it writes no such file.
     """
-    old = [] if found is None else found.decode("utf-8", "replace").splitlines(keepends=True)
-    new = [] if written is None else written.splitlines(keepends=True)
+    old = [] if found is None else _with_ends(found.decode("utf-8", "replace"))
+    new = [] if written is None else _with_ends(written)
     names = ("/dev/null" if found is None else str(path), "/dev/null" if written is None else str(path))
     lines = difflib.unified_diff(old, new, *names)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
+def _with_ends(text: str) -> list[str]:
+    """Returns the lines of `text` with their LF; nothing else ends a line."""
+    lines = [f"{line}\n" for line in text.split("\n")]
+    lines[-1] = lines[-1].removesuffix("\n")
+    return lines if lines[-1] else lines[:-1]
+
+
 def first_changed_line(found: bytes, written: str) -> int:
     """Returns the first line of the file, 1-based, that differs from what memc writes."""
-    old, new = found.decode("utf-8", "replace").splitlines(), written.splitlines()
+    old, new = _with_ends(found.decode("utf-8", "replace")), _with_ends(written)
     same = next((index for index, pair in enumerate(zip(old, new, strict=False)) if pair[0] != pair[1]), None)
     return max(1, min(len(old), (min(len(old), len(new)) if same is None else same) + 1))
 
@@ -98,12 +112,12 @@ def _leaves(value: Any, prefix: str = "") -> dict[str, str]:
 def _line_of(key: str, text: str) -> int:
     last = key.rpartition(".")[2]
     pattern = re.compile(rf"""^\s*(?:-\s+)?["']?{re.escape(last)}["']?\s*:""")
-    lines = [number for number, line in enumerate(text.splitlines(), start=1) if pattern.match(line)]
+    lines = [number for number, line in enumerate(text.split("\n"), start=1) if pattern.match(line)]
     return lines[0] if len(lines) == 1 else 0
 
 
 def _line_edits(text: str, written: str) -> list[KeyEdit]:
-    old, new = text.splitlines(), written.splitlines()
+    old, new = text.split("\n"), written.split("\n")
     return [edit for block in _changed_blocks(old, new) for edit in _block_edits(old, new, *block)]
 
 

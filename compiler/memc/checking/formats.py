@@ -102,8 +102,12 @@ def _github(reports: Sequence[FolderReport]) -> str:
 
 
 def _escaped(text: str, *, also: str = "") -> str:
-    """Returns `text` for a workflow command: percent signs, line breaks and the characters of `also` as %XX."""
-    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{also}" else char for char in text)
+    """Returns `text` for a workflow command: percent signs, line breaks and the characters of `also` as %XX.
+
+    Other characters that cannot be shown become spaces, tabs aside.
+    """
+    shown = (char if char.isprintable() or char in "\r\n\t" else " " for char in text)
+    return "".join(f"%{ord(char):02X}" if char in f"%\r\n{also}" else char for char in shown)
 
 
 def _sarif(reports: Sequence[FolderReport]) -> str:

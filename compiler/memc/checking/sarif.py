@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,9 @@ def _result(finding: Finding, rule: int) -> dict[str, Any]:
 
 def _uri(path: Path) -> str:
     """Returns a relative reference below the current folder, else an absolute ``file:`` URI."""
+    full = Path(os.path.normpath(path.absolute()))
     try:
-        inside = path.absolute().relative_to(Path.cwd())
+        inside = full.relative_to(Path.cwd())
     except ValueError:
-        return path.absolute().as_uri()
+        return full.as_uri()
     return quote(inside.as_posix())

@@ -22,6 +22,8 @@ def read_lock(folder: Path) -> dict[str, Any]:
         MemcError: ``no-lock`` and ``lock-unreadable`` with exit code 2; as `parse_lock`, with exit code 4.
     """
     path = folder / LOCK_NAME
+    if path.exists() and not path.is_file():
+        raise _refused("lock-unreadable", f"{path} is no regular file", path, _AGAIN, ExitCode.USAGE)
     try:
         with path.open("rb") as stream:
             content = stream.read(MAX_LOCK_BYTES + 1)
