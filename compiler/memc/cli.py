@@ -287,15 +287,14 @@ def _say_written(outcome: Written, check: bool) -> None:
 
 
 def _print_diffs(outcomes: list[Written], files: dict[Path, dict[str, str]]) -> None:
-    """Prints what writing would change in each file, as unified diffs; left-over files and links are only named."""
+    """Prints what writing would change in the files that are there, as unified diffs; the others are only named."""
     from memc.checking import unified_diff
 
     for outcome in outcomes:
         for name, change in outcome.changes.items():
             path, text = outcome.folder / name, files[outcome.folder].get(name)
-            if text is not None and change is not Change.IDENTICAL and not path.is_symlink():
-                found = path.read_bytes() if path.is_file() else None
-                click.echo(unified_diff(path, found, text), nl=False)
+            if text is not None and change is not Change.IDENTICAL and path.is_file() and not path.is_symlink():
+                click.echo(unified_diff(path, path.read_bytes(), text), nl=False)
 
 
 def _print_report(answer: Answer) -> None:
