@@ -7,7 +7,7 @@ from typing import Any
 
 from memc.facts import gpu_keys, model_keys
 from memc.ladder import technique_names
-from memc.spec import Spec
+from memc.spec import Section, Spec
 
 PUBLISHED_URL = "https://json.schemastore.org/memc.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -74,7 +74,11 @@ def _name_techniques(ladder: dict[str, Any]) -> None:
 
 
 def _title_fields(schema: dict[str, Any]) -> None:
-    """Gives each field its own name as title, which is what a person has to write."""
-    for section in (schema, *schema["$defs"].values()):
-        for name, field in section.get("properties", {}).items():
-            field["title"] = name
+    """Gives each field its own name as title, which is what a person has to write, and its sentence."""
+    sections = {name: info.annotation for name, info in Spec.model_fields.items()}
+    owners: list[type[Section]] = [Spec]
+    owners += [owner for owner in sections.values() if isinstance(owner, type) and issubclass(owner, Section)]
+    for owner in owners:
+        fields = (schema if owner is Spec else schema["$defs"][owner.__name__])["properties"]
+        for name, info in owner.model_fields.items():
+            fields[name] |= {"title": name, "description": info.description}
