@@ -158,6 +158,14 @@ def test_with_a_spec_the_next_rung_has_figures(tmp_path: Path, capsys: pytest.Ca
     assert [cut["rung"] for cut in cuts] == sorted(cut["rung"] for cut in cuts)
 
 
+def test_a_run_that_was_not_the_plan_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.log").write_text(FORWARD + OOM_25, encoding="utf-8")
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    _, out, _ = run(capsys, str(tmp_path / "train.log"), "--spec", str(tmp_path / "spec.yaml"))
+    assert "NOTE:  the card in the log has 79.33 GiB" in out
+    assert "NOTE:  the run held 77.24 GiB in tensors" in out
+
+
 def test_a_spec_that_does_not_fit_at_all_says_what_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.log").write_text(STEP + OOM_25, encoding="utf-8")
     (tmp_path / "spec.yaml").write_text(SPEC.replace("method: lora", "method: full"), encoding="utf-8")

@@ -138,9 +138,27 @@ def _lines(finding: Finding, cuts: tuple[Cut, ...], answer: Answer | None) -> li
     lines.append(f"WHAT:  {finding.sentence}")
     lines += [f"   | {f'{item.line}: ' if item.line else ''}{item.text}" for item in finding.evidence]
     if answer is not None:
-        lines += _next(cuts, answer)
+        lines += [*_against(finding, answer), *_next(cuts, answer)]
     lines.append("DO:")
     return lines + [f"  {number}. {remedy}" for number, remedy in enumerate(finding.remedies, 1)]
+
+
+def _against(finding: Finding, answer: Answer) -> list[str]:
+    """Returns in what the run that was read differs from the spec: another card, or more memory than its plan takes."""
+    from memc.plan import Plan
+
+    result, lines = answer.result, []
+    capacity, held = finding.figures.get("capacity", 0), finding.figures.get("allocated", 0)
+    if capacity and abs(capacity - result.budget.capacity_bytes) > result.budget.capacity_bytes // 10:
+        shown = f"{format_gib(capacity)}, {result.gpu.name} {format_gib(result.budget.capacity_bytes)}"
+        lines.append(f"NOTE:  the card in the log has {shown}: the spec names another card")
+    if isinstance(result, Plan) and held > result.ledger.gpu.peak_allocated_bytes * 11 // 10:
+        peak = format_gib(result.ledger.gpu.peak_allocated_bytes)
+        lines.append(
+            f"NOTE:  the run held {format_gib(held)} in tensors, the plan of {answer.loaded.name} takes {peak} at its "
+            "peak: the run was not this plan; run what memc compile writes"
+        )
+    return lines
 
 
 def _next(cuts: tuple[Cut, ...], answer: Answer) -> list[str]:

@@ -99,7 +99,7 @@ def _by_phase(message: TorchMessage, run: Doing) -> _Verdict:
         return _Verdict(
             cause=Cause.GROWTH if started else Cause.STATIC,
             account=Account.ACTIVATIONS if started else Account.PARAMETERS,
-            why=text + ("; it had trained before, so what varies grew" if started else "; it had not trained yet"),
+            why=text + ("; it had trained before, so what varies grew" if started else ", nor that it had trained yet"),
         )
     if run.cause is Cause.FIRST_STEP and run.steps is not None and run.steps > 1:
         text = "the optimizer's own buffers no longer fit beside what grew since the first step"
@@ -107,4 +107,13 @@ def _by_phase(message: TorchMessage, run: Doing) -> _Verdict:
     if run.steps is not None and run.steps >= 2 and run.cause in (Cause.ACTIVATIONS, Cause.BACKWARD):
         text = f"{run.steps:,} steps had fitted, so this batch was longer than those, or something is kept over steps"
         return _Verdict(cause=Cause.GROWTH, account=Account.ACTIVATIONS, why=text)
-    return _Verdict(cause=run.cause, account=run.account, why=f"{run.cause}, in phase {run.phase}")
+    return _Verdict(cause=run.cause, account=run.account, why=_held(message, run))
+
+
+def _held(message: TorchMessage, run: Doing) -> str:
+    """Returns what torch held then, and in which phase."""
+    sizes = message.sizes
+    if {"allocated", "capacity"} <= sizes.keys():
+        held = f"{format_gib(sizes['allocated'])} of the card's {format_gib(sizes['capacity'])} were in tensors"
+        return f"{held}, in phase {run.phase}"
+    return f"in phase {run.phase}"
