@@ -102,7 +102,9 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
         click.echo(f"nothing written: {_names(refused)} does not fit", err=True)
         sys.exit(ExitCode.DOES_NOT_FIT)
     if not as_json and not check:
-        for answer in solved:
+        for spec, answer in zip(specs, solved, strict=True):
+            if len(specs) > 1:
+                click.echo(f"== {spec}")
             _print_verdict(answer)
     stale = driver.stale(outcomes) if check else []
     if stale:

@@ -100,7 +100,12 @@ def answer_of(loaded: LoadedSpec) -> Answer:
                 ),
             )
         )
-    return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
+    try:
+        return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
+    except MemcError as error:
+        if error.diagnostics[0].code != "fact-unknown":
+            raise
+        raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
 
 
 def answers(spec_paths: Iterable[Path]) -> list[Answer]:

@@ -71,7 +71,9 @@ def format_gib(size_bytes: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns a duration for display: ``0.42 s``, ``12.3 min``, ``7.5 h``, ``3.2 days``."""
+    """Returns a duration for display: ``42.0 ms``, ``0.42 s``, ``12.3 min``, ``7.5 h``, ``3.2 days``."""
+    if seconds < 0.1:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 120:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
     if seconds < 7200:

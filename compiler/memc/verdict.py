@@ -21,10 +21,18 @@ def plan_verdict(plan: Plan) -> list[str]:
         f"FITS: {format_gib(bill.required_bytes)} of {format_gib(budget.gpu_bytes)} on {cards}, "
         f"{format_gib(spare)} to spare (rung {plan.rung}: {', '.join(plan.techniques) or 'as asked'})",
         f"PEAK: phase {bill.binding_phase}, largest account {account} with {format_gib(size)}; {_wall(account)}",
-        f"TIME: {format_seconds(plan.clock.step_seconds)} per step, "
+        f"TIME: {format_seconds(plan.clock.step_seconds)} per step{_mean(plan)}, "
         f"{plan.clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}",
         f"PLAN: {describe(plan.config)}",
     ]
+
+
+def _mean(plan: Plan) -> str:
+    """Returns the time of a mean step, where samples are shorter than the longest that memory is planned for."""
+    total = plan.clock.total_seconds
+    if total is None or not plan.total_steps or total / plan.total_steps > 0.98 * plan.clock.step_seconds:
+        return ""
+    return f" of full length, {format_seconds(total / plan.total_steps)} on average"
 
 
 def refusal_verdict(refusal: Infeasible) -> list[str]:
@@ -52,7 +60,8 @@ def describe(config: TrainingConfig) -> str:
         words += [f"{name} on the CPU" for name, on in _offloads(config) if on]
     elif config.engine is Engine.DDP:
         words.append("DDP")
-    words += [str(config.optimizer), str(config.attention), f"{config.loss} loss"]
+    on_cpu = config.zero is not None and config.zero.offload_optimizer.value == "cpu"
+    words += ["DeepSpeedCPUAdam" if on_cpu else str(config.optimizer), str(config.attention), f"{config.loss} loss"]
     return ", ".join(words)
 
 

@@ -50,7 +50,7 @@ def train(out: Path, config: TrainingConfig, model: Path, steps: int, learning_r
     assert len(outcome.losses) == steps
     first, last = mean(outcome.losses[:2]), mean(outcome.losses[-2:])
     assert last < 0.95 * first, outcome.losses
-    assert all("tokens_per_second" in log for log in outcome.logs)
+    assert all("tokens_per_second_per_gpu" in log for log in outcome.logs)
     return outcome, out.parent / "runs" / "it"
 
 

@@ -91,6 +91,6 @@ def _known(value: float | None, gpu: GpuFacts, fact: str) -> float:
             "fact-unknown",
             f"the catalogue has no {fact} of {gpu.key}, so its time cannot be estimated",
             where=Location(file=f"specs/gpus/{gpu.key}.yaml", field=fact),
-            hint="add the figure with its source, or use another card",
+            hint="use another card: memc gpus says which can be planned for",
         )
     return value

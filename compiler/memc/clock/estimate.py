@@ -56,9 +56,12 @@ class Clock:
         bandwidth = steps * self._memory_bound(config) + self._optimizer(config, counts)
         floor = steps * self._launch_floor(config)
         compute = max(compute, floor - bandwidth)
-        exposed = max(0.0, self._communication(config, counts) - facts.overlap * compute)
-        offload = max(0.0, self._transfers(config, counts) - facts.overlap * compute) + self._cpu_adam(config, counts)
-        mean = max((compute + bandwidth) * length_share, floor) + exposed + offload
+        transfers = self._communication(config, counts), self._transfers(config, counts)
+        exposed, offload = (max(0.0, seconds - facts.overlap * compute) for seconds in transfers)
+        host = self._cpu_adam(config, counts)
+        shorter = max(compute * length_share, floor - bandwidth * length_share)
+        waits = sum(max(0.0, seconds - facts.overlap * shorter) for seconds in transfers)
+        mean = shorter + bandwidth * length_share + waits + host
         total = None if total_steps is None else total_steps * mean
         usd = None
         if total is not None and usd_per_gpu_hour is not None:
@@ -67,7 +70,7 @@ class Clock:
             compute_seconds=compute,
             bandwidth_seconds=bandwidth,
             communication_seconds=exposed,
-            offload_seconds=offload,
+            offload_seconds=offload + host,
             tokens_per_step=config.micro_batch_tokens * steps * config.world_size,
             world_size=config.world_size,
             total_seconds=total,

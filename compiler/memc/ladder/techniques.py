@@ -349,7 +349,7 @@ LADDER: tuple[Technique, ...] = (
         accounts=(Account.PARAMETERS, Account.GRADIENTS),
         fidelity=Fidelity.MEMORY,
         needs="ZeRO-3, optimizer offload, host memory",
-        boundary="Every pass waits for PCIe: 5 to 10 times slower.",
+        boundary="Every pass moves all weights over PCIe: long micro-batches hide that, short ones wait for it.",
         why_not=_offload_param_why_not,
         apply=_offload_param,
     ),

@@ -43,6 +43,10 @@ def settings(plan: Plan) -> list[tuple[str, str]]:
         ("task", config.task.value),
         ("method", _method(config)),
         ("engine", _engine(config)),
+        ("learning rate", f"{plan.run.learning_rate:g}, {plan.run.lr_scheduler}, warm-up {plan.run.warmup_ratio:g}"),
+        ("length", f"{plan.run.max_steps} steps" if plan.run.max_steps else f"{plan.run.epochs:g} epochs"),
+        ("checkpoints", f"every {plan.run.save_steps} steps" if plan.run.save_steps else "none on the way"),
+        ("seed", str(plan.run.seed)),
         ("precision", config.precision.value),
         (
             "batch",
@@ -145,16 +149,19 @@ def _trail_row(step: TrailStep) -> tuple[str, str, str, str, str, str, str]:
     )
 
 
-def key_rows(plan: Plan) -> list[tuple[str, str, str, str, str, str]]:
-    """Returns (file, key, rung, technique, account, saved) of every key that has a reason."""
+def key_rows(plan: Plan) -> list[tuple[str, str, str, str, str]]:
+    """Returns (technique, rung, keys, main account, saved) of every technique that set a key."""
+    keys: dict[str, list[str]] = {}
+    for origin in plan.provenance:
+        keys.setdefault(origin.technique, []).append(f"{origin.file}: {origin.key}")
+    firsts = {origin.technique: origin for origin in reversed(plan.provenance)}
     return [
         (
-            origin.file,
-            origin.key,
-            str(origin.rung) if origin.rung else "spec",
-            origin.technique,
-            origin.account,
-            format_gib(origin.bytes_saved) if origin.bytes_saved else "",
+            name,
+            str(firsts[name].rung) if firsts[name].rung else "spec",
+            ", ".join(named),
+            firsts[name].account,
+            format_gib(firsts[name].bytes_saved) if firsts[name].bytes_saved else "",
         )
-        for origin in plan.provenance
+        for name, named in keys.items()
     ]

@@ -13,7 +13,7 @@ from memc.plan import Infeasible, Relaxation
 from memc.solver.resolve import Question, resolve
 from memc.solver.search import Candidate, Machine
 from memc.solver.trail import least_memory, trail
-from memc.units import GIB, ceil_div, format_gib, format_seconds
+from memc.units import GIB, MIB, ceil_div, format_gib, format_seconds
 
 _CARD_COUNTS = (2, 4, 8)
 _SHORTEST = 128
@@ -157,13 +157,23 @@ def _memory_relaxations(machine: Machine, candidates: list[Candidate]) -> list[R
         for candidate in candidates
         if budget.host_bytes is None or candidate.price.host_required_bytes <= budget.host_bytes
     ]
-    if host_ok and min(host_ok) > budget.gpu_bytes:
+    needed = min(host_ok, default=0)
+    if budget.gpu_bytes < needed <= budget.capacity_bytes:
         found.append(
             Relaxation(
                 input="memory.target",
                 now=format_gib(budget.gpu_bytes),
-                needed=f"{ceil_div(min(host_ok) * 10, GIB) / 10:g}GiB",
+                needed=_target_text(needed, budget.capacity_bytes),
                 reason="of GPU memory on each card, all techniques that the spec allows in use",
+            )
+        )
+    elif needed > budget.capacity_bytes:
+        found.append(
+            Relaxation(
+                input="hardware.gpu",
+                now=f"{machine.question.gpu.key} ({format_gib(budget.capacity_bytes)})",
+                needed=f"a card of {ceil_div(needed, GIB)} GiB",
+                reason="GPU memory with every technique that the spec allows in use; memc gpus lists capacities",
             )
         )
     gpu_ok = [c.price.host_required_bytes for c in candidates if c.price.gpu_required_bytes <= budget.gpu_bytes]
@@ -179,6 +189,12 @@ def _memory_relaxations(machine: Machine, candidates: list[Candidate]) -> list[R
     if budget.host_bytes is None and not gpu_ok:
         found += _with_host_memory(machine)
     return found
+
+
+def _target_text(needed_bytes: int, capacity_bytes: int) -> str:
+    """Returns a size that a spec can hold: not below what is needed, not above what the card has."""
+    tenths = ceil_div(needed_bytes * 10, GIB)
+    return f"{tenths / 10:g}GiB" if tenths * GIB <= capacity_bytes * 10 else f"{ceil_div(needed_bytes, MIB)}MiB"
 
 
 def _with_host_memory(machine: Machine) -> list[Relaxation]:
@@ -218,6 +234,7 @@ def _feasible_with(machine: Machine, change: Callable[[TrainingConfig], Training
 def _shorter(machine: Machine) -> list[Relaxation]:
     """Returns the longest max_length (a multiple of 128) that fits."""
     question = machine.question
+    least = question.loaded.spec.data.mean_tokens or 0
     low, high = 0, question.asked.max_length // _SHORTEST
     if question.asked.max_length % _SHORTEST == 0:
         high -= 1
@@ -228,7 +245,7 @@ def _shorter(machine: Machine) -> list[Relaxation]:
             low = middle
         else:
             high = middle - 1
-    if not low:
+    if low * _SHORTEST < max(least, 1):
         return []
     return [
         Relaxation(

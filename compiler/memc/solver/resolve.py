@@ -25,8 +25,10 @@ from memc.ladder import Dimension, Situation, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, RunSettings
 from memc.spec import LoadedSpec, ModuleSet
+from memc.units import format_gib
 
 _LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64}
+_LONGEST_LOSS_SECONDS = 3600
 _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
 
 
@@ -122,11 +124,17 @@ def resolve(
     )
 
 
-def run_settings(loaded: LoadedSpec, config: TrainingConfig, steps_per_epoch: int | None) -> RunSettings:
-    """Returns what the emitted script needs beyond the configuration."""
+def run_settings(
+    loaded: LoadedSpec, config: TrainingConfig, steps_per_epoch: int | None, mean_step_seconds: float
+) -> RunSettings:
+    """Returns what the emitted script needs beyond the configuration.
+
+    Unless the spec says how often, a checkpoint is written once per epoch, or about every hour where that is sooner.
+    """
     spec, training = loaded.spec, loaded.spec.training
     rate = training.learning_rate if training.learning_rate is not None else _LEARNING_RATE[config.method]
-    save = training.save_steps if training.save_steps is not None else (steps_per_epoch or 500)
+    hourly = max(1, round(_LONGEST_LOSS_SECONDS / mean_step_seconds))
+    save = training.save_steps if training.save_steps is not None else min(steps_per_epoch or 500, hourly)
     evaluate = 0
     if spec.data.eval is not None:
         evaluate = training.eval_steps if training.eval_steps is not None else (steps_per_epoch or 500)
@@ -162,6 +170,14 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
 
     if gpu.capacity_bytes is None:
         add("hardware.gpu", "fact-unknown", f"the catalogue has no capacity_mib of {gpu.key}", "use another card")
+    target = spec.memory.target
+    if target is not None and gpu.capacity_bytes is not None and target.bytes > gpu.capacity_bytes:
+        add(
+            "memory.target",
+            "target-above-capacity",
+            f"memory.target {target.text} is above the {format_gib(gpu.capacity_bytes)} that torch sees of {gpu.name}",
+            f"set memory.target below {format_gib(gpu.capacity_bytes)}, or leave it out",
+        )
     if spec.hardware.nodes > 1:
         add("hardware.nodes", "nodes-unsupported", "memc plans one node so far", "set hardware.nodes to 1")
     wanted_bf16 = pin.precision in (Precision.BF16, Precision.BF16_PURE)
@@ -310,7 +326,8 @@ def _as_asked(
     micro, accumulation = _batch(pin.micro_batch_size, pin.gradient_accumulation_steps, per_rank)
     packing = spec.data.packing or spec.task is Task.PRETRAIN
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
-    loss = LossHead.CHUNKED if spec.task is Task.SFT else LossHead.PLAIN
+    chunks = spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid
+    loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
     capped = any(group.block.attention.logit_softcap is not None for group in model.groups)
     attention = Attention.EAGER if capped else Attention.SDPA  # transformers has no SDPA path with capped scores
     config = TrainingConfig(
@@ -402,12 +419,21 @@ def _ruled_out(loaded: LoadedSpec) -> frozenset[str]:
     return frozenset(names)
 
 
+def _unknown_amount(loaded: LoadedSpec) -> str:
+    """Returns what is not known of the run because its data are not."""
+    spec = loaded.spec
+    what = f"{spec.data.train} could not be counted beside the spec" if spec.data.train else "the data are not named"
+    if spec.time.budget is not None:
+        return f"TIME BUDGET NOT CHECKED: {what}; give data.samples"
+    return f"{what}: no time for the whole run; give data.samples"
+
+
 def _data_amount(loaded: LoadedSpec, samples: int | None) -> tuple[int | None, float, tuple[str, ...]]:
     """Returns sequences per epoch, their mean length over max_length, and what was assumed."""
     data = loaded.spec.data
     packs = data.packing or loaded.spec.task is Task.PRETRAIN
     if samples is None:
-        return None, 1.0, ("the amount of data is unknown: no time for the whole run",)
+        return None, 1.0, (_unknown_amount(loaded),)
     if data.mean_tokens is None:
         note = "data.mean_tokens is not given: every sample is taken to have max_length tokens, an upper bound"
         return samples, 1.0, (note,)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memc.clock.estimate import Clock
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
-from memc.ladder import LADDER, Dimension, Technique
+from memc.ladder import LADDER, Dimension, Technique, with_micro_batch
 from memc.ledger.estimate import Estimator, Price
 from memc.solver.resolve import Question
 
@@ -145,9 +145,11 @@ _COMPARED = ("zero-2", "zero-3", "checkpoint-every-layer", "offload-optimizer")
 
 
 def _price(question: Question, estimator: Estimator, clock: Clock, name: str) -> float | None:
-    """Returns step time with a technique over step time without, on the configuration as asked; None if invalid."""
+    """Returns step time with a technique over step time without, at a micro-batch of one; None if invalid."""
     technique = next(technique for technique in LADDER if technique.name == name)
     config, situation = question.asked, question.situation
+    if Dimension.MICRO_BATCH not in question.frozen:
+        config = with_micro_batch(config, 1)
     if technique.why_not(config, situation) is not None:
         return None
     counts = estimator.counts(config)

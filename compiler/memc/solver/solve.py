@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from memc.clock import Clock, StepTime, clock_facts
 from memc.config import TrainingConfig
+from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, facts_read
+from memc.ladder import LADDER
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
@@ -60,6 +62,8 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
     with facts_read() as facts:
         machine = machine_for(loaded, model, gpu, samples)
         candidates = machine.candidates()
+        if not candidates:
+            raise _impossible(machine)
         best = choose(machine, candidates)
         if best is None:
             return infeasible(machine, candidates)
@@ -67,11 +71,29 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
     return replace(plan, facts=used_facts(machine.question, plan.config, facts))
 
 
+def _impossible(machine: Machine) -> MemcError:
+    """Returns why no configuration has every technique that the spec requires."""
+    question = machine.question
+    required = [technique for technique in LADDER if technique.name in question.required]
+    found = []
+    for technique in required:
+        reason = technique.why_not(question.asked, question.situation)
+        if technique.dimension in question.frozen:
+            reason = "a pin decides what it would decide"
+        if reason is not None:
+            found.append(f"{technique.name}: {reason}")
+    why = "; ".join(found) or "they exclude each other"
+    names = ", ".join(technique.name for technique in required)
+    message = f"no configuration can use {names} ({why})"
+    hint = "remove them from ladder.require, or give what they need"
+    return MemcError((question.loaded.diagnostic("ladder.require", "require-impossible", message, hint),))
+
+
 def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
     """Returns the best candidate under the spec's objective; None when nothing fits in memory and time.
 
-    lowest-rung: the lowest highest rung; then the fewest choices that change numerics; then least time; within 3 % of
-    that, the fewest techniques.
+    lowest-rung: the lowest highest rung; then the method named first; then the fewest choices that change numerics;
+    then least time; within 3 % of that, the fewest techniques.
     fastest and cheapest: least time (a price per hour is the same for all), same tie-break.
     """
     fitting = [candidate for candidate in candidates if machine.fits(candidate.price)]
@@ -82,6 +104,9 @@ def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
     if machine.question.loaded.spec.objective is Objective.LOWEST_RUNG:
         lowest = min(entry.candidate.rung for entry in timed)
         timed = [entry for entry in timed if entry.candidate.rung == lowest]
+        methods = machine.question.situation.methods
+        preferred = min(methods.index(entry.candidate.config.method) for entry in timed)
+        timed = [entry for entry in timed if entry.candidate.config.method is methods[preferred]]
         asked = machine.question.asked
         fewest = min(_numerics(entry.candidate.config, asked) for entry in timed)
         timed = [entry for entry in timed if _numerics(entry.candidate.config, asked) == fewest]
@@ -112,10 +137,12 @@ def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:
     steps = machine.total_steps(config)
     epochs = question.loaded.spec.training.epochs
     per_epoch = None if steps is None or not epochs else max(1, round(steps / epochs))
+    total = best.time.total_seconds
+    mean = best.time.step_seconds if total is None or not steps else total / steps
     return Plan(
         name=question.loaded.name,
         config=config,
-        run=run_settings(question.loaded, config, per_epoch),
+        run=run_settings(question.loaded, config, per_epoch, mean),
         model=question.model,
         gpu=question.gpu,
         ledger=chosen.price.ledger(),

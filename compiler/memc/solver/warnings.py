@@ -22,6 +22,17 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
             f"headroom {format_gib(headroom)} is less than the {format_gib(ledger.gpu.uncertainty_bytes)} that the "
             "estimate leaves open: run memc verify before relying on it"
         )
+    if budget.usd is not None and budget.usd_per_gpu_hour is None:
+        what = f"the catalogue has no price of {question.gpu.key}"
+        found.append(f"MONEY BUDGET NOT CHECKED: {what}; give hardware.usd_per_gpu_hour")
+    if config.gradient_accumulation_steps > _LONG_ACCUMULATION and config.zero is not None:
+        found.append(
+            f"{config.gradient_accumulation_steps} micro-batches add up in 16-bit gradients under DeepSpeed: late ones "
+            "can round away"
+        )
+    lora = question.situation.lora
+    if config.lora is not None and config.lora.precision is not lora.precision:
+        found.append("under DeepSpeed adapters take the 16-bit type of the engine; their masters stay fp32")
     if budget.host_bytes is not None:
         spare = budget.host_bytes - ledger.host.required_bytes
         if spare < _THIN_HOST_SHARE * budget.host_bytes:
@@ -49,3 +60,4 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
 
 
 _STATED_FROM_RUNG = 6
+_LONG_ACCUMULATION = 16
