@@ -1,4 +1,4 @@
-"""Builds the pages of the site: hand-written Markdown with its generated parts filled in; keeps README's transcript true.
+"""Builds the pages of the site: hand-written Markdown, generated parts filled in; keeps README's transcript true.
 
 A line `<!-- generated: NAME -->` in a page stands for a section of `SECTIONS`; `<!-- output: COMMAND -->` stands for
 what the command prints in a copy of the examples (`<!-- output 3: COMMAND -->` when it exits 3).

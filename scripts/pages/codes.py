@@ -11,7 +11,6 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -34,18 +33,32 @@ class UnresolvedCodeError(Exception):
 
 @dataclass
 class _Module:
+    """One file: its nodes, the functions around each, and the parameters of what it defines."""
+
     path: Path
     tree: ast.Module
+    nodes: list[ast.AST] = field(default_factory=list)
     owners: dict[int, list[Function]] = field(default_factory=dict)
+    definitions: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._own(self.tree, [])
+        for node in self.nodes:
+            if isinstance(node, Function):
+                self.definitions[node.name] = _text_parameters(node)
+            elif isinstance(node, ast.ClassDef):
+                self.definitions[node.name] = {name: at for at, name in enumerate(_field_names(node))}
 
     def _own(self, node: ast.AST, functions: list[Function]) -> None:
+        self.nodes.append(node)
         self.owners[id(node)] = functions
         inner = [*functions, node] if isinstance(node, Function) else functions
         for child in ast.iter_child_nodes(node):
             self._own(child, inner)
+
+    def calls(self) -> list[ast.Call]:
+        """Returns all calls."""
+        return [node for node in self.nodes if isinstance(node, ast.Call)]
 
 
 def source_codes(folder: Path = SOURCE) -> dict[str, tuple[str, ...]]:
@@ -69,8 +82,8 @@ class _Reader:
         found: defaultdict[str, set[str]] = defaultdict(set)
         for module in self.modules:
             taking = {**_FOREIGN, **self._taking("code", module)}
-            for call in ast.walk(module.tree):
-                if not isinstance(call, ast.Call) or _called(call) not in taking:
+            for call in module.calls():
+                if _called(call) not in taking:
                     continue
                 value = _argument(call, "code", taking[_called(call)])
                 for text in self._texts(module, value, module.owners[id(call)]) if value is not None else ():
@@ -80,25 +93,17 @@ class _Reader:
     def _taking(self, name: str, seen_from: _Module) -> dict[str, int]:
         """Returns callables with a parameter or field called `name`, and its position (-1: keyword only).
 
-        A function of the module that it is seen from hides those of the same name elsewhere.
+        What the module that it is seen from defines hides everything of the same name elsewhere.
         """
-        found: dict[str, int] = {}
-        for module in sorted(self.modules, key=lambda module: module is seen_from):
-            for node in ast.walk(module.tree):
-                if module is seen_from and isinstance(node, Function | ast.ClassDef):
-                    found.pop(node.name, None)
-                if isinstance(node, Function):
-                    positional = [a for a in (*node.args.posonlyargs, *node.args.args) if a.arg not in _BOUND]
-                    names = [a.arg for a in positional if a.arg != name or _is_text(a)]
-                    if name in names:
-                        found[node.name] = names.index(name)
-                    elif name in (a.arg for a in node.args.kwonlyargs if _is_text(a)):
-                        found[node.name] = -1
-                elif isinstance(node, ast.ClassDef):
-                    fields = [a.target.id for a in node.body if _is_field(a)]
-                    if name in fields:
-                        found[node.name] = fields.index(name)
-        return found
+        others = (module for module in self.modules if module is not seen_from)
+        found = {
+            called: names[name]
+            for module in others
+            for called, names in module.definitions.items()
+            if name in names and called not in seen_from.definitions
+        }
+        own = seen_from.definitions.items()
+        return found | {called: names[name] for called, names in own if name in names}
 
     def _texts(self, module: _Module, value: ast.expr, functions: list[Function]) -> set[str]:
         """Returns the texts that an expression can be; none for a value that a caller passes on as `code`."""
@@ -137,16 +142,13 @@ class _Reader:
 
     def _passed(self, owner: _Module, function: str, parameter: str) -> set[str]:
         """Returns what callers pass as a parameter."""
-        position, texts = self._taking(parameter, owner)[function], set()
+        position, texts = owner.definitions[function][parameter], set()
         for module in self.modules:
-            if module is not owner and any(
-                isinstance(n, Function) and n.name == function for n in ast.walk(module.tree)
-            ):
+            if module is not owner and function in module.definitions:
                 continue  # that module calls its own function of this name
-            for call in ast.walk(module.tree):
-                if isinstance(call, ast.Call) and _called(call) == function:
-                    value = _argument(call, parameter, position)
-                    texts |= set() if value is None else self._texts(module, value, module.owners[id(call)])
+            for call in module.calls():
+                value = _argument(call, parameter, position) if _called(call) == function else None
+                texts |= set() if value is None else self._texts(module, value, module.owners[id(call)])
         return texts
 
     def _assigned(self, module: _Module, name: str, function: Function, functions: list[Function]) -> set[str]:
@@ -161,7 +163,7 @@ class _Reader:
             for target, value in pairs:
                 if isinstance(target, ast.Name) and target.id == name and value is not None:
                     texts |= self._texts(module, value, functions)
-                names = [item.id for item in target.elts if isinstance(item, ast.Name)] if _is_tuple(target) else []
+                names = _tuple_names(target)
                 if name in names:
                     texts |= _items(module, names.index(name), len(names))
         return texts
@@ -174,24 +176,34 @@ class _Reader:
 _BOUND = ("self", "cls")
 
 
-def _is_field(node: ast.stmt) -> Any:
-    return isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+def _field_names(record: ast.ClassDef) -> list[str]:
+    targets = [node.target for node in record.body if isinstance(node, ast.AnnAssign)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _text_parameters(function: Function) -> dict[str, int]:
+    """Returns the parameters that take a text and their positions; an exit code is no diagnostic code."""
+    arguments = function.args
+    positional = [a for a in (*arguments.posonlyargs, *arguments.args) if a.arg not in _BOUND]
+    found = {a.arg: at for at, a in enumerate(positional) if _is_text(a)}
+    return found | {a.arg: -1 for a in arguments.kwonlyargs if _is_text(a)}
 
 
 def _is_text(argument: ast.arg) -> bool:
-    """Whether a parameter takes a text: an exit code is no diagnostic code."""
     return isinstance(argument.annotation, ast.Name) and argument.annotation.id == "str"
 
 
-def _is_tuple(node: ast.expr) -> Any:
-    return isinstance(node, ast.Tuple)
+def _tuple_names(target: ast.expr) -> list[str]:
+    """Returns the names that a target unpacks to; none when it is no tuple."""
+    items = target.elts if isinstance(target, ast.Tuple) else []
+    return [item.id for item in items if isinstance(item, ast.Name)]
 
 
 def _called(call: ast.Call) -> str:
     function = call.func
-    return (
-        function.id if isinstance(function, ast.Name) else function.attr if isinstance(function, ast.Attribute) else ""
-    )
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _argument(call: ast.Call, name: str, position: int) -> ast.expr | None:
@@ -208,7 +220,7 @@ def _parameters(function: Function) -> set[str]:
 
 def _items(module: _Module, index: int, length: int) -> set[str]:
     """Returns the kebab-case texts at one place of the tuples of one length in a module."""
-    tuples = (n for n in ast.walk(module.tree) if isinstance(n, ast.Tuple) and len(n.elts) == length)
+    tuples = (n for n in module.nodes if isinstance(n, ast.Tuple) and len(n.elts) == length)
     values = (t.elts[index] for t in tuples)
     texts = {v.value for v in values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
     return {text for text in texts if CODE.fullmatch(text) and "-" in text}
@@ -216,13 +228,13 @@ def _items(module: _Module, index: int, length: int) -> set[str]:
 
 def _mapped(module: _Module, name: str) -> set[str]:
     """Returns the texts that a mapping of the module holds as values."""
-    texts = set()
-    for node in ast.walk(module.tree):
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(t, ast.Name) and t.id == name for t in targets) and isinstance(node.value, ast.Dict):  # type: ignore[attr-defined]
-            texts |= {v.value for v in node.value.values if isinstance(v, ast.Constant)}  # type: ignore[attr-defined]
+    texts: set[str] = set()
+    for node in module.nodes:
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or not isinstance(node.value, ast.Dict):
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        if name in [target.id for target in targets if isinstance(target, ast.Name)]:
+            texts |= {v.value for v in node.value.values if isinstance(v, ast.Constant) and isinstance(v.value, str)}
     return texts
 
 
@@ -240,9 +252,10 @@ def codes_section() -> str:
     entries, parts = code_entries(), []
     for area, codes in areas.items():
         parts.append(heading(2, area))
-        for code in codes:
-            parts.append(
-                f"### `{code}` {{ #{code} }}\n\n{entries[code]['meaning']}\n\n**Do:** {entries[code]['fix']}\n"
-            )
+        parts += [_entry(code, entries[code]) for code in codes]
     index = table(["code", "area"], [[f"[`{code}`](#{code})", entries[code]["area"]] for code in sorted(entries)])
     return "\n".join([f"{len(entries)} codes.\n", index, *parts])
+
+
+def _entry(code: str, entry: dict[str, str]) -> str:
+    return f"### `{code}` {{ #{code} }}\n\n{entry['meaning']}\n\n**Do:** {entry['fix']}\n"

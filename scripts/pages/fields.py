@@ -75,7 +75,7 @@ def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
     """Returns the type of a field in words, with its limits."""
     field = _resolved(schema, field)
     if "anyOf" in field or "oneOf" in field:
-        options = [_type(schema, option) for option in field.get("anyOf", field.get("oneOf"))]
+        options = [_type(schema, option) for option in field.get("anyOf") or field["oneOf"]]
         return " or ".join(dict.fromkeys(option for option in options if option != "null"))
     if "enum" in field:
         return " · ".join(f"`{value}`" for value in field["enum"])
@@ -86,8 +86,9 @@ def _type(schema: dict[str, Any], field: dict[str, Any]) -> str:
             return words
     if field.get("type") == "array":
         return f"list of {_type(schema, field['items'])}"
-    words = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
-    name: str = words.get(field.get("type", ""), field.get("type", "value"))
+    types = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false"}
+    kind = str(field.get("type", "value"))
+    name = types.get(kind, kind)
     return name + _limits(field) if field.get("type") in ("integer", "number") else name
 
 

@@ -1,4 +1,4 @@
-"""Runs the commands that the documentation shows, in a folder that looks like a checkout, and returns what they print."""
+"""Runs the commands that the documentation shows, in a folder that looks like a checkout."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _sections() -> list[str]:
 
 def _facts(technique: Technique) -> str:
     keys = ", ".join(f"`{key}` in `{file}`" for file, key in _KEYS[technique.dimension])
-    rows = [
+    rows: list[list[object]] = [
         ["rung", technique.rung],
         ["accounts", ", ".join(f"`{account.value}`" for account in technique.accounts)],
         ["fidelity", technique.fidelity.value],
@@ -77,7 +77,7 @@ def technique_settings(technique: Technique) -> dict[str, str]:
 
 
 def _changed(before: Any, after: Any) -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for field in fields(after):
         old, new = getattr(before, field.name, None), getattr(after, field.name)
         if old == new:

@@ -15,10 +15,11 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-import docs as generator  # noqa: E402
 from pages.commands import command_entries, command_names  # noqa: E402
 from pages.fields import spec_fields  # noqa: E402
 from pages.runs import run_shell, shell_blocks, workspace  # noqa: E402
+
+import docs as generator  # noqa: E402
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 # Blocks that no test runs. Each gives its reason in a comment above it; a new one must be counted here.

@@ -30,11 +30,12 @@ def test_every_code_of_the_source_has_an_entry_and_no_entry_is_left_over() -> No
 
 
 def test_every_entry_says_what_a_code_means_and_what_to_do() -> None:
+    section = codes_section()
     for code, entry in code_entries().items():
         assert set(entry) == {"area", "meaning", "fix"}, code
         assert entry["meaning"].endswith("."), code
         assert entry["fix"].endswith("."), code
-        assert f"### `{code}` {{ #{code} }}" in codes_section()
+        assert f"### `{code}` {{ #{code} }}" in section
 
 
 def test_codes_that_tests_have_seen_printed_are_found_in_the_source() -> None:
@@ -64,7 +65,8 @@ def find(flag: bool) -> list[Diagnostic]:
     pairs = [("in-a-tuple", "m")]
     code = "when-true" if flag else "when-false"
     fail(3)
-    return [Diagnostic(code=code, message=m) for code, m in pairs] + [unknown("gpu"), unknown("model"), usage_error(code, "m")]
+    first = [Diagnostic(code=code, message=m) for code, m in pairs]
+    return [*first, unknown("gpu"), unknown("model"), usage_error(code, "m")]
 
 def fail(code: int) -> None: ...
 """
