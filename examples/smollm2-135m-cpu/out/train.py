@@ -387,7 +387,11 @@ def load_config() -> Any:
     Raises:
         PlanError: When MAX_LENGTH is beyond the positions that the model knows.
     """
-    config = AutoConfig.from_pretrained(MODEL, trust_remote_code=TRUST_REMOTE_CODE)
+    try:
+        config = AutoConfig.from_pretrained(MODEL, trust_remote_code=TRUST_REMOTE_CODE)
+    except OSError as error:
+        message = f"{MODEL} is neither a model folder (looked from {Path.cwd()}) nor to be had from the hub: {error}"
+        raise PlanError(message) from error
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions < MAX_LENGTH:
         raise PlanError(f"rows are {MAX_LENGTH} tokens long, but {MODEL} knows {positions} positions")
@@ -530,7 +534,7 @@ class Meter(TrainerCallback):
             raise PlanError(f"the loss of step {state.global_step} is {loss}: nothing after it would be worth keeping")
         tokens = int(logs.get("num_tokens") or state.num_input_tokens_seen)
         now = time.perf_counter()
-        logs["tokens_per_second"] = round((tokens - self.tokens_logged) / (now - self.log_started))
+        logs["tokens_per_second_per_gpu"] = round((tokens - self.tokens_logged) / (now - self.log_started) / WORLD_SIZE)
         self.tokens_logged, self.log_started = tokens, now
         if torch.cuda.is_initialized():
             peak = max(torch.cuda.max_memory_reserved(), *(p["reserved_bytes"] or 0 for p in self.peaks.values()))
