@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from memc.config import Engine, Method, Precision, TrainingConfig
 from memc.errors import MemcError
+from memc.ladder import LADDER
 from memc.ledger import Account, Ledger, Resource
 from memc.plan import Infeasible, Relaxation
 from memc.solver.resolve import Question, resolve
@@ -27,7 +28,8 @@ def infeasible(machine: Machine, candidates: list[Candidate]) -> Infeasible:
         candidates: Everything that was considered; empty when techniques that are required exclude each other.
     """
     question = machine.question
-    if not candidates:
+    impossible = _impossible(question) if not candidates else ""
+    if impossible:
         only = question.asked
         candidates = [Candidate(only, (), 1, machine.estimator.price(only))]
     fitting = [candidate for candidate in candidates if machine.fits(candidate.price)]
@@ -47,11 +49,34 @@ def infeasible(machine: Machine, candidates: list[Candidate]) -> Infeasible:
         budget=question.budget,
         model=question.model,
         gpu=question.gpu,
-        causes=_causes(machine, closest, ledger, binding),
+        causes=((impossible,) if impossible else ()) + _causes(machine, closest, ledger, binding),
         trail=trail(machine, candidates, None),
-        relaxations=_relaxations(machine, candidates, binding),
+        relaxations=_without_requirements(question, impossible) or _relaxations(machine, candidates, binding),
         considered=len(candidates),
     )
+
+
+def _impossible(question: Question) -> str:
+    """Returns why no configuration has every technique that the spec requires."""
+    required = [technique for technique in LADDER if technique.name in question.required]
+    found = []
+    for technique in required:
+        reason = technique.why_not(question.asked, question.situation)
+        if technique.dimension in question.frozen:
+            reason = "a pin decides what it would decide"
+        if reason is not None:
+            found.append(f"{technique.name}: {reason}")
+    names = ", ".join(technique.name for technique in required)
+    why = "; ".join(found) or "they exclude each other"
+    return f"no configuration can use {names}, which ladder.require names ({why})"
+
+
+def _without_requirements(question: Question, impossible: str) -> tuple[Relaxation, ...]:
+    """Returns the one way out when the requirements cannot hold; nothing when they can."""
+    if not impossible:
+        return ()
+    now = ", ".join(sorted(question.required))
+    return (Relaxation(input="ladder.require", now=now, needed="nothing", reason="what it names cannot be used here"),)
 
 
 def _binding(machine: Machine, candidate: Candidate) -> Resource:

@@ -6,9 +6,7 @@ from dataclasses import dataclass, replace
 
 from memc.clock import Clock, StepTime, clock_facts
 from memc.config import TrainingConfig
-from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, facts_read
-from memc.ladder import LADDER
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
@@ -62,31 +60,11 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
     with facts_read() as facts:
         machine = machine_for(loaded, model, gpu, samples)
         candidates = machine.candidates()
-        if not candidates:
-            raise _impossible(machine)
         best = choose(machine, candidates)
         if best is None:
             return infeasible(machine, candidates)
         plan = _plan(machine, candidates, best)
     return replace(plan, facts=used_facts(machine.question, plan.config, facts))
-
-
-def _impossible(machine: Machine) -> MemcError:
-    """Returns why no configuration has every technique that the spec requires."""
-    question = machine.question
-    required = [technique for technique in LADDER if technique.name in question.required]
-    found = []
-    for technique in required:
-        reason = technique.why_not(question.asked, question.situation)
-        if technique.dimension in question.frozen:
-            reason = "a pin decides what it would decide"
-        if reason is not None:
-            found.append(f"{technique.name}: {reason}")
-    why = "; ".join(found) or "they exclude each other"
-    names = ", ".join(technique.name for technique in required)
-    message = f"no configuration can use {names} ({why})"
-    hint = "remove them from ladder.require, or give what they need"
-    return MemcError((question.loaded.diagnostic("ladder.require", "require-impossible", message, hint),))
 
 
 def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
