@@ -87,6 +87,21 @@ def answer_of(loaded: LoadedSpec) -> Answer:
     Raises:
         MemcError: When the spec names unknown things, or contradicts the facts.
     """
+    gpu, model = facts_of(loaded)
+    try:
+        return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
+    except MemcError as error:
+        if error.diagnostics[0].code != "fact-unknown":
+            raise
+        raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
+
+
+def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
+    """Returns the facts of the spec's card and model.
+
+    Raises:
+        MemcError: When either is unknown, or the ledger does not describe the model's family; at the spec's field.
+    """
     gpu, model = _facts(loaded)
     if not ledger_described(model.model_type):
         raise MemcError(
@@ -100,12 +115,7 @@ def answer_of(loaded: LoadedSpec) -> Answer:
                 ),
             )
         )
-    try:
-        return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
-    except MemcError as error:
-        if error.diagnostics[0].code != "fact-unknown":
-            raise
-        raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
+    return gpu, model
 
 
 def answers(spec_paths: Iterable[Path]) -> list[Answer]:

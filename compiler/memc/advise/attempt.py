@@ -1,0 +1,132 @@
+"""One variation of a spec that was tried: its plan in short, or what stopped it and by how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memc.config import TrainingConfig
+from memc.solver.search import Candidate, Machine
+from memc.solver.solve import Timed
+from memc.solver.trail import least_memory
+from memc.units import format_gib, format_seconds
+
+
+class Stopper(StrEnum):
+    """What stops a variation."""
+
+    GPU = "gpu"
+    HOST = "host"
+    TIME = "time"
+    MODEL = "model"
+    BATCH = "batch"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortfall:
+    """Why a variation has no plan.
+
+    Attributes:
+        stopped_by: What stops it.
+        bytes: How far the nearest configuration is above the budget; 0 unless memory stops it.
+        seconds: How far the fastest plan is above a budget of time; 0 unless that stops it.
+        sentence: The same for a person.
+    """
+
+    stopped_by: Stopper
+    bytes: int = 0
+    seconds: float = 0.0
+    sentence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A plan in short.
+
+    Attributes:
+        config: The configuration.
+        rung: Highest rung it uses.
+        techniques: Names, in order of application.
+        required_bytes: What each GPU must have.
+        budget_bytes: What of each GPU may be used.
+        host_bytes: What the memory of one node must hold.
+        step_seconds: One optimizer step.
+        total_seconds: The run; None when the amount of data is unknown.
+        total_usd: The run; None when the amount of data or the price is unknown.
+    """
+
+    config: TrainingConfig
+    rung: int
+    techniques: tuple[str, ...]
+    required_bytes: int
+    budget_bytes: int
+    host_bytes: int
+    step_seconds: float
+    total_seconds: float | None
+    total_usd: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A variation that was priced.
+
+    Attributes:
+        machine: Its question.
+        candidates: Everything that was considered.
+        best: The choice; None when nothing fits.
+    """
+
+    machine: Machine
+    candidates: list[Candidate]
+    best: Timed | None
+
+    def summary(self) -> Summary | None:
+        """Returns the plan in short; None when nothing fits."""
+        if self.best is None:
+            return None
+        candidate, time = self.best.candidate, self.best.time
+        return Summary(
+            config=candidate.config,
+            rung=candidate.rung,
+            techniques=tuple(technique.name for technique in candidate.techniques),
+            required_bytes=candidate.price.gpu_required_bytes,
+            budget_bytes=self.machine.question.budget.gpu_bytes,
+            host_bytes=candidate.price.host_required_bytes,
+            step_seconds=time.step_seconds,
+            total_seconds=time.total_seconds,
+            total_usd=time.total_usd,
+        )
+
+    def shortfall(self) -> Shortfall | None:
+        """Returns what stops the nearest configuration; None when one fits."""
+        if self.best is not None:
+            return None
+        if not self.candidates:
+            return Shortfall(
+                stopped_by=Stopper.REFUSED, sentence="the techniques that the spec requires exclude each other"
+            )
+        fitting = [candidate for candidate in self.candidates if self.machine.fits(candidate.price)]
+        return self._too_slow(fitting) if fitting else self._too_large()
+
+    def _too_slow(self, fitting: list[Candidate]) -> Shortfall:
+        budget = self.machine.question.budget
+        times = [self.machine.time(candidate.config) for candidate in fitting]
+        if budget.usd is not None:
+            least = min(time.total_usd or 0.0 for time in times)
+            sentence = f"the cheapest plan that fits costs ${least:,.2f}; the budget is ${budget.usd:,.2f}"
+            return Shortfall(stopped_by=Stopper.TIME, sentence=sentence)
+        seconds, limit = min(time.total_seconds or 0.0 for time in times), budget.seconds or 0.0
+        sentence = f"the fastest plan that fits takes {format_seconds(seconds)}; the budget is {format_seconds(limit)}"
+        return Shortfall(stopped_by=Stopper.TIME, seconds=seconds - limit, sentence=sentence)
+
+    def _too_large(self) -> Shortfall:
+        budget = self.machine.question.budget
+        price = least_memory(self.machine, self.candidates).price
+        over = price.gpu_required_bytes - budget.gpu_bytes
+        if over > 0:
+            sentence = f"{format_gib(over)} short on each GPU ({format_gib(price.gpu_required_bytes)} at best)"
+            return Shortfall(stopped_by=Stopper.GPU, bytes=over, sentence=sentence)
+        over = price.host_required_bytes - (budget.host_bytes or 0)
+        sentence = f"{format_gib(over)} short on the host ({format_gib(price.host_required_bytes)} at best)"
+        return Shortfall(stopped_by=Stopper.HOST, bytes=over, sentence=sentence)
