@@ -167,6 +167,24 @@ def test_a_changed_library_fact_is_named_with_the_ledger_line_that_it_moved(
     assert "gpu required: " in shown
 
 
+def test_diff_names_a_changed_fact_and_a_changed_field_with_the_lines_they_moved(
+    memc: Callable[..., Ended], other_memc: Path
+) -> None:
+    replace_in(other_memc / "memc/specs/libraries/cublas.yaml", "value: 8519680", "value: 12713984")
+    assert run_other(other_memc, "compile", "spec.yaml", "-o", "bumped").code == 0
+    shown = memc("diff", "out", "bumped").out
+    assert "cublas.workspace_bytes" in shown
+    assert "8519680" in shown
+    assert "12713984" in shown
+    assert "cublas-workspaces" in shown
+    replace_in(Path("spec.yaml"), "max_length: 256", "max_length: 512")
+    assert memc("compile", "spec.yaml", "-o", "longer").code == 0
+    shown = memc("diff", "out", "longer").out
+    assert "data.max_length" in shown
+    assert "layer-activations" in shown
+    assert "cublas.workspace_bytes" not in shown
+
+
 def test_a_changed_library_version_and_memc_version_are_named(memc: Callable[..., Ended], other_memc: Path) -> None:
     replace_in(other_memc / "memc/specs/libraries/stack.yaml", "value: 1.16.0", "value: 1.17.0")
     done = run_other(other_memc, "check", ".")
