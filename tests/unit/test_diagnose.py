@@ -172,7 +172,7 @@ def test_a_spec_that_does_not_fit_at_all_says_what_would(tmp_path: Path, capsys:
     code, out, _ = run(capsys, str(tmp_path / "train.log"), "--spec", str(tmp_path / "spec.yaml"))
     assert code == 0
     assert "does not fit at all" in out
-    assert "memory.target" in out
+    assert "hardware.gpu" in out
 
 
 @pytest.mark.parametrize("name", SYMPTOMS)
