@@ -31,11 +31,12 @@ class Precision(StrEnum):
 
 
 class Engine(StrEnum):
-    """Who runs the step: one process, DistributedDataParallel, or DeepSpeed (any ZeRO stage, any offload)."""
+    """Who runs the step: one process, DistributedDataParallel, DeepSpeed (any ZeRO stage, any offload) or FSDP."""
 
     SINGLE = "single"
     DDP = "ddp"
     DEEPSPEED = "deepspeed"
+    FSDP = "fsdp"
 
 
 class Attention(StrEnum):
@@ -60,6 +61,7 @@ class Optimizer(StrEnum):
     ADAMW_FOREACH = "adamw_torch"
     ADAMW_8BIT = "adamw_8bit"
     PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    PAGED_ADAMW = "paged_adamw_32bit"
 
 
 class Offload(StrEnum):
@@ -67,6 +69,7 @@ class Offload(StrEnum):
 
     NONE = "none"
     CPU = "cpu"
+    NVME = "nvme"
 
 
 class AdapterPrecision(StrEnum):
@@ -110,6 +113,14 @@ class ZeroConfig:
         max_live_elements: `stage3_max_live_parameters`.
         sub_group_elements: `sub_group_size`, the unit of the stage 3 step.
         overlap_comm: Whether a second bucket lets reduction overlap with backward.
+        hpz_partition: `zero_hpz_partition_size`: ranks that share a second copy of the weights, so that gathering stays
+            among them; 1 keeps no second copy. Stage 3 only.
+        bf16_master_weights: Whether masters and reduced gradients are bf16 (`bf16_master_weights_and_grads`).
+        bf16_states: Whether Adam's moments are bf16 (`bf16_optimizer_states`); needs `bf16_master_weights`.
+        nvme_buffer_elements: `buffer_size` of one buffer through which parameters pass on their way to NVMe.
+        nvme_buffers: `buffer_count` of those buffers.
+        nvme_resident_elements: `max_in_cpu`, parameter elements that stay in host memory all the same.
+        nvme_state_buffers: `buffer_count` of the optimizer's buffers, each as large as the largest sub-group.
     """
 
     stage: int
@@ -122,6 +133,39 @@ class ZeroConfig:
     max_live_elements: int
     sub_group_elements: int
     overlap_comm: bool
+    hpz_partition: int = 1
+    bf16_master_weights: bool = False
+    bf16_states: bool = False
+    nvme_buffer_elements: int = 0
+    nvme_buffers: int = 0
+    nvme_resident_elements: int = 0
+    nvme_state_buffers: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FsdpConfig:
+    """Fully sharded data parallelism, as accelerate's plugin sets it up.
+
+    Attributes:
+        version: 2 for `fully_shard` (a shard per parameter); 1 for FullyShardedDataParallel (flat parameters), which
+            can be priced but is not written.
+        reshard_after_forward: Whether a layer's gathered weights are freed after its forward (like ZeRO-3); otherwise
+            they stay until its backward, and only gradients and states are sharded (like ZeRO-2).
+        hybrid: Whether a copy is sharded over one node and replicated across nodes, rather than over all ranks.
+        offload: `cpu` keeps shards, gradients, states and the optimizer step in host memory.
+        efficient_loading: Whether only rank 0 reads the checkpoint and the others receive their shards.
+        sharded_checkpoints: Whether checkpoints hold one file per rank rather than whole tensors gathered on rank 0.
+        backward_prefetch: Version 1: whether the next layer is gathered while the current one runs backward (version 2
+            always does).
+    """
+
+    version: int = 2
+    reshard_after_forward: bool = True
+    hybrid: bool = False
+    offload: Offload = Offload.NONE
+    efficient_loading: bool = True
+    sharded_checkpoints: bool = True
+    backward_prefetch: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,9 +178,14 @@ class TrainingConfig:
         lora: Adapter settings; None exactly when method is full.
         zero: ZeRO settings; None exactly when engine is not deepspeed.
         world_size: Number of processes, one per GPU.
+        shard_ranks: Ranks that one copy of what is sharded is spread over; 1 when nothing is.
+        data_parallel_ranks: Ranks that see different samples: all, unless several share each sequence.
         eval_batch_size: Samples per GPU in evaluation; 0 when the run does not evaluate.
         expandable_segments: Whether the launcher switches the caching allocator to expandable segments.
         double_quantization: Whether the quantisation constants of a 4-bit base are quantised too.
+        fsdp: FSDP settings; None exactly when engine is not fsdp.
+        checkpoint_offload: Whether what checkpointing keeps of each layer, its input, waits in pinned host memory.
+        context_parallel: Ranks that share each sequence; 1 gives every rank whole sequences.
     """
 
     task: Task
@@ -160,6 +209,9 @@ class TrainingConfig:
     expandable_segments: bool = True
     gradient_as_bucket_view: bool = True
     double_quantization: bool = True
+    fsdp: FsdpConfig | None = None
+    checkpoint_offload: bool = False
+    context_parallel: int = 1
 
     @property
     def world_size(self) -> int:
@@ -167,16 +219,47 @@ class TrainingConfig:
         return self.gpus_per_node * self.nodes
 
     @property
+    def data_parallel_ranks(self) -> int:
+        """Ranks that see different samples."""
+        return self.world_size // self.context_parallel
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks that one copy of what is sharded is spread over (ZeRO 1 to 3, FSDP); 1 when nothing is sharded."""
+        if self.fsdp is not None:
+            return self.gpus_per_node if self.fsdp.hybrid else self.world_size
+        return self.world_size if self.zero is not None and self.zero.stage else 1
+
+    @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch_size * self.gradient_accumulation_steps * self.world_size
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.data_parallel_ranks
+
+    @property
+    def local_length(self) -> int:
+        """Tokens of the longest sequence that one GPU holds: all, unless several ranks share it."""
+        return -(-self.max_length // self.context_parallel)
 
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens that one GPU holds in one forward pass, at the longest sequence."""
-        return self.micro_batch_size * self.max_length
+        return self.micro_batch_size * self.local_length
 
     @property
     def zero_stage(self) -> int:
         """ZeRO stage; 0 without DeepSpeed."""
         return self.zero.stage if self.zero is not None else 0
+
+    @property
+    def offload_optimizer(self) -> Offload:
+        """Where masters, moments and the optimizer step are."""
+        if self.fsdp is not None:
+            return self.fsdp.offload
+        return self.zero.offload_optimizer if self.zero is not None else Offload.NONE
+
+    @property
+    def offload_param(self) -> Offload:
+        """Where weights wait between their uses."""
+        if self.fsdp is not None:
+            return self.fsdp.offload
+        return self.zero.offload_param if self.zero is not None else Offload.NONE
