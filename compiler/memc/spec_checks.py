@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from memc.config import Engine, Method, Offload, Task
+from memc.config import Method, Task
+from memc.spec_engines import ENGINE_CHECKS
 from memc.spec_fields import Lora, Spec
+from memc.spec_findings import Finding, yaml_text
+
+__all__ = ["Finding", "contradictions"]
 
 LORA_PINS = {
     "lora_rank": "rank",
@@ -16,36 +19,6 @@ LORA_PINS = {
     "target_modules": "target_modules",
     "adapter_precision": "precision",
 }
-ZERO_PINS = (
-    "overlap_comm",
-    "reduce_bucket_size",
-    "allgather_bucket_size",
-    "prefetch_bucket_size",
-    "param_persistence_threshold",
-    "max_live_parameters",
-    "sub_group_size",
-)
-ZERO_3_PINS = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "sub_group_size")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One contradiction.
-
-    Attributes:
-        code: Kebab-case, as in a diagnostic.
-        field: Dotted field it points at.
-        message: One sentence with the values in it.
-        hint: What to change.
-        also: Further fields it depends on; it is not reported when one of them is wrong by itself. A section name
-            followed by ``.unknown`` stands for an unknown key in that section.
-    """
-
-    code: str
-    field: str
-    message: str
-    hint: str
-    also: tuple[str, ...] = ()
 
 
 def contradictions(spec: Spec) -> list[Finding]:
@@ -120,13 +93,15 @@ def _global_batch(spec: Spec) -> Iterator[Finding]:
     factors = {
         "micro_batch_size": pin.micro_batch_size,
         "gradient_accumulation_steps": pin.gradient_accumulation_steps,
-        "GPUs": spec.world_size,
+        "GPUs": spec.data_parallel_ranks,
     }
     given = {name: value for name, value in factors.items() if value is not None}
     product = math.prod(given.values())
     exact = len(given) == len(factors)
     if size == product if exact else size % product == 0:
         return
+    if spec.data_parallel_ranks != spec.world_size:
+        given = {name if name != "GPUs" else "groups of GPUs that share a sequence": given[name] for name in given}
     shown = " x ".join(f"{value} {name}" for name, value in given.items())
     amount = f"{shown} = {product:,}" if len(given) > 1 else shown
     relation = "is not" if exact else "is not a multiple of"
@@ -142,6 +117,7 @@ def _global_batch(spec: Spec) -> Iterator[Finding]:
             "pin.gradient_accumulation_steps",
             "hardware.count",
             "hardware.nodes",
+            "pin.context_parallel",
         ),
     )
 
@@ -153,68 +129,6 @@ def _batch_field(spec: Spec) -> str:
     if spec.pin.micro_batch_size is not None:
         return "pin.micro_batch_size"
     return "hardware.count" if spec.pin.gradient_accumulation_steps is None else "pin.gradient_accumulation_steps"
-
-
-def _engine(spec: Spec) -> Iterator[Finding]:
-    pin = spec.pin
-    if pin.engine is Engine.SINGLE and spec.world_size > 1:
-        yield Finding(
-            code="spec-single-with-many-gpus",
-            field="pin.engine",
-            message=f"engine single runs one process, but the hardware has {spec.world_size} GPUs",
-            hint="write `engine: ddp` or `engine: deepspeed`, or `count: 1` and `nodes: 1`",
-            also=("hardware.count", "hardware.nodes"),
-        )
-    if pin.engine in (None, Engine.DEEPSPEED):
-        return
-    for name in ("zero_stage", "offload_optimizer", "offload_param", *ZERO_PINS):
-        value = getattr(pin, name)
-        if value is not None and value != Offload.NONE and not (name == "zero_stage" and value == 0):
-            yield Finding(
-                code="spec-setting-needs-deepspeed",
-                field=f"pin.{name}",
-                message=f"`{name}: {_yaml(value)}` is a setting of DeepSpeed, but `pin.engine` is {pin.engine}",
-                hint=f"write `engine: deepspeed`, or remove `{name}`",
-                also=("pin.engine",),
-            )
-
-
-def _offload(spec: Spec) -> Iterator[Finding]:
-    pin = spec.pin
-    if pin.offload_param is Offload.CPU and pin.zero_stage not in (None, 3):
-        yield Finding(
-            code="spec-offload-param-needs-zero-3",
-            field="pin.offload_param",
-            message=f"`offload_param: cpu` needs ZeRO stage 3, but `zero_stage` is {pin.zero_stage}",
-            hint="write `zero_stage: 3`, or `offload_param: none`",
-            also=("pin.zero_stage",),
-        )
-    if pin.offload_optimizer is Offload.CPU and pin.zero_stage == 0:
-        yield Finding(
-            code="spec-offload-optimizer-needs-zero",
-            field="pin.offload_optimizer",
-            message="`offload_optimizer: cpu` needs ZeRO stage 1, 2 or 3, but `zero_stage` is 0",
-            hint="write `zero_stage: 2`, or `offload_optimizer: none`",
-            also=("pin.zero_stage",),
-        )
-
-
-def _zero_settings(spec: Spec) -> Iterator[Finding]:
-    stage = spec.pin.zero_stage
-    if stage is None:
-        return
-    unused: tuple[str, ...] = ZERO_3_PINS if stage < 3 else ("allgather_bucket_size",)
-    unused += ("allgather_bucket_size",) if stage == 0 else ()
-    for name in unused:
-        if getattr(spec.pin, name) is not None:
-            needed = "3" if name in ZERO_3_PINS else "1 or 2"
-            yield Finding(
-                code="spec-setting-of-other-stage",
-                field=f"pin.{name}",
-                message=f"`{name}` has a meaning in ZeRO stage {needed} only, but `zero_stage` is {stage}",
-                hint=f"remove `{name}`, or write `zero_stage: {needed[0]}`",
-                also=("pin.zero_stage",),
-            )
 
 
 def _lora_without_adapters(spec: Spec) -> Iterator[Finding]:
@@ -241,7 +155,7 @@ def _lora_twice(spec: Spec) -> Iterator[Finding]:
             yield Finding(
                 code="spec-pin-contradicts-lora",
                 field=f"pin.{pinned}",
-                message=f"`pin.{pinned}` is {_yaml(fixed)}, but `lora.{name}` is {_yaml(wished)}",
+                message=f"`pin.{pinned}` is {yaml_text(fixed)}, but `lora.{name}` is {yaml_text(wished)}",
                 hint="remove one of the two",
                 also=(f"lora.{name}",),
             )
@@ -282,12 +196,6 @@ def _ladder(spec: Spec) -> Iterator[Finding]:
             )
 
 
-def _yaml(value: object) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(value)}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _data_source,
     _mean_tokens,
@@ -295,9 +203,7 @@ CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _duration,
     _assistant_loss,
     _global_batch,
-    _engine,
-    _offload,
-    _zero_settings,
+    *ENGINE_CHECKS,
     _lora_without_adapters,
     _lora_twice,
     _quantization,

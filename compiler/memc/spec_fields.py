@@ -21,6 +21,7 @@ from memc.spec_values import (
     Number,
     Objective,
     RunLimitField,
+    Scheduler,
     SizeField,
     SizeOrAuto,
     TargetModules,
@@ -41,7 +42,7 @@ StepsOrOff = Annotated[int, _count(10**9, least=0)]
 class Section(BaseModel):
     """A part of the spec: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Data(Section):
@@ -125,7 +126,9 @@ class Hardware(Section):
     host_memory: SizeField | None = None
     """Memory of one node, needed for offload to the CPU."""
     nvme: SizeField | None = None
-    """Free NVMe space of one node."""
+    """Free NVMe space of one node, needed for offload to NVMe."""
+    nvme_path: Text = "/local_nvme"
+    """Folder on that drive, on every node."""
     usd_per_gpu_hour: Annotated[Number, Field(ge=0, le=10_000)] | None = None
     """Price of one GPU for one hour; the catalogue's when not given."""
 
@@ -137,6 +140,21 @@ class Memory(Section):
     """Memory of each GPU that the run may use; auto is capacity minus reserve."""
     reserve: SizeField | None = None
     """Kept free when the target is auto; chosen by memc when not given."""
+
+
+class Launch(Section):
+    """How the run is started."""
+
+    scheduler: Scheduler = Scheduler.NONE
+    """What starts it on the machines: none (by hand), slurm, skypilot or kubernetes."""
+    time_limit: Annotated[int, _count(24 * 366)] | None = None
+    """Hours after which the scheduler may end the run."""
+    partition: Text | None = None
+    """Slurm: partition to submit to."""
+    account: Text | None = None
+    """Slurm: account to charge."""
+    image: Text | None = None
+    """Kubernetes and SkyPilot: container image; requirements.txt is installed into it when the run starts."""
 
 
 class Time(Section):
@@ -161,7 +179,7 @@ class Pin(Section):
     precision: Precision | None = None
     """Data type of matrix products: bf16, fp16, fp32 or bf16_pure."""
     engine: Engine | None = None
-    """Who runs the step: single, ddp or deepspeed."""
+    """Who runs the step: single, ddp, deepspeed or fsdp."""
     micro_batch_size: Annotated[int, _count(2**20)] | None = None
     """Samples per GPU in one forward pass."""
     gradient_accumulation_steps: Annotated[int, _count(2**24)] | None = None
@@ -177,9 +195,25 @@ class Pin(Section):
     zero_stage: Annotated[int, _count(3, least=0)] | None = None
     """DeepSpeed ZeRO stage, 0 to 3."""
     offload_optimizer: Offload | None = None
-    """Where optimizer states live: none or cpu."""
+    """Where optimizer states live: none, cpu or nvme; nvme needs ZeRO stage 3."""
     offload_param: Offload | None = None
-    """Where 16-bit parameters live: none or cpu; cpu needs ZeRO stage 3."""
+    """Where 16-bit parameters live: none, cpu or nvme; both need ZeRO stage 3, cpu also goes with FSDP."""
+    hybrid_sharding: Flag | None = None
+    """Whether weights are gathered within a node: FSDP replicates across nodes, ZeRO-3 keeps a second copy."""
+    bf16_master_weights: Flag | None = None
+    """DeepSpeed: whether master weights and reduced gradients are bf16."""
+    bf16_optimizer_states: Flag | None = None
+    """DeepSpeed: whether Adam's moments are bf16; needs `bf16_master_weights`."""
+    fsdp_version: Annotated[int, _count(2)] | None = None
+    """FSDP: 2 shards each parameter; 1 is the older kind, which memc prices and does not write."""
+    reshard_after_forward: Flag | None = None
+    """FSDP: whether a layer's weights are freed between its forward and its backward."""
+    sharded_checkpoints: Flag | None = None
+    """FSDP: whether checkpoints hold one file per rank rather than whole tensors."""
+    checkpoint_offload: Flag | None = None
+    """Whether what activation checkpointing keeps of each layer waits in host memory."""
+    context_parallel: Annotated[int, _count(1024)] | None = None
+    """GPUs that share each sequence; 1 gives every GPU whole sequences."""
     lora_rank: Annotated[int, _count(65_536)] | None = None
     """Inner dimension of each adapter pair."""
     lora_alpha: Annotated[int, _count(2**20)] | None = None
@@ -227,21 +261,23 @@ class Spec(Section):
     """What is trained on."""
     method: Methods = ()
     """Which parameters train: auto, full, lora, qlora, or a list in order of preference."""
-    lora: Lora = Lora()
+    lora: Lora = Lora.model_construct()
     """Low-rank adapters, where the method uses them."""
-    training: Training = Training(epochs=DEFAULT_EPOCHS)
+    training: Training = Training.model_construct(epochs=DEFAULT_EPOCHS)
     """Hyper-parameters and cadence."""
     hardware: Hardware = Field(examples=["{gpu: rtx-4090}"])
     """The machines."""
-    memory: Memory = Memory()
+    memory: Memory = Memory.model_construct()
     """What of the GPU may be used."""
-    time: Time = Time()
+    time: Time = Time.model_construct()
     """How long or dear the run may be."""
+    launch: Launch = Launch()
+    """How the run is started."""
     objective: Objective = Objective.LOWEST_RUNG
     """What is preferred among the plans that fit: lowest-rung, fastest or cheapest."""
-    ladder: Ladder = Ladder()
+    ladder: Ladder = Ladder.model_construct()
     """Techniques that are ruled out or asked for."""
-    pin: Pin = Pin()
+    pin: Pin = Pin.model_construct()
     """Choices of the plan that are fixed rather than solved for."""
 
     @model_validator(mode="before")
@@ -262,6 +298,11 @@ class Spec(Section):
     def world_size(self) -> int:
         """GPUs over all nodes."""
         return self.hardware.count * self.hardware.nodes
+
+    @property
+    def data_parallel_ranks(self) -> int:
+        """GPUs that see different samples; groups of GPUs where a pin lets several share each sequence."""
+        return max(1, self.world_size // (self.pin.context_parallel or 1))
 
     def resolved(self) -> dict[str, Any]:
         """Returns every field with its value or default, JSON-ready, units as they were written."""

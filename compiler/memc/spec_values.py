@@ -41,6 +41,15 @@ class Objective(StrEnum):
     CHEAPEST = "cheapest"
 
 
+class Scheduler(StrEnum):
+    """What starts the run on its machines."""
+
+    NONE = "none"
+    SLURM = "slurm"
+    SKYPILOT = "skypilot"
+    KUBERNETES = "kubernetes"
+
+
 class LrScheduler(StrEnum):
     """Learning rate schedule, by its transformers name. Only those that need no further arguments."""
 
