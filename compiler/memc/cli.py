@@ -314,7 +314,7 @@ def _write_page(answer: Answer, path: Path) -> None:
 
 
 def _print_verdict(answer: Answer) -> None:
-    from memc.report import plan_verdict
+    from memc.verdict import plan_verdict
 
     assert isinstance(answer.result, Plan)
     for line in plan_verdict(answer.result):

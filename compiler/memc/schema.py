@@ -8,6 +8,7 @@ from typing import Any
 from memc.facts import gpu_keys, model_keys
 from memc.ladder import technique_names
 from memc.spec import Section, Spec
+from memc.spec_sentences import add_sentences
 
 PUBLISHED_URL = "https://json.schemastore.org/memc.json"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -36,6 +37,7 @@ def spec_schema(url: str = PUBLISHED_URL) -> dict[str, Any]:
     Args:
         url: Its `$id`.
     """
+    add_sentences()
     schema = Spec.model_json_schema(by_alias=True)
     definitions = schema["$defs"]
     _name_techniques(definitions["Ladder"])

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from memc.errors import Diagnostic, Location
+from memc.spec_sentences import add_sentences
 from memc.spec_source import Document, shown_text, shown_value, source_lines
 
 Path = tuple[str | int, ...]
@@ -262,6 +263,7 @@ def _sentence(model: type[BaseModel], path: Path) -> str:
 
 
 def _description(model: type[BaseModel], path: Path) -> str:
+    add_sentences()
     info = field_at(model, path)
     return (info.description or "").rstrip(".") if info else ""
 

@@ -15,6 +15,7 @@ from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ledger_described, load_gpu, load_model
 from memc.schema import modeline
 from memc.spec import LoadedSpec, Section, Spec, parse_spec
+from memc.spec_sentences import add_sentences
 from memc.spec_source import scalar_value
 
 Values = Mapping[str, Any]
@@ -40,6 +41,7 @@ _HEAD = """\
 
 def starter_text(values: Values) -> str:
     """Returns the text of a spec that holds `values`, by dotted field; what is not among them stands as a comment."""
+    add_sentences()
     lines = [modeline(), _HEAD.rstrip()]
     for name in _ALWAYS_SHOWN:
         info = Spec.model_fields[name]

@@ -6,6 +6,7 @@ from typing import Any
 
 from memc.spec import Spec
 from memc.spec_errors import field_paths
+from memc.spec_sentences import add_sentences
 
 from pages.text import heading, table
 
@@ -20,6 +21,7 @@ def spec_fields() -> tuple[str, ...]:
 
 def fields_section() -> str:
     """Returns a table for the top of the spec and one for each of its sections."""
+    add_sentences()
     schema, defaults = Spec.model_json_schema(), _defaults()
     top, parts = {}, []
     for name, field in schema["properties"].items():
