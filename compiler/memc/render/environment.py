@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from jinja2 import BaseLoader, Environment, StrictUndefined, TemplateNotFound
 
+from memc.render.bytecode import CompiledTemplates
 from memc.resources import templates_root
 
 _LINE_BREAKS_AND_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
@@ -49,6 +50,7 @@ def environment() -> Environment:
         newline_sequence="\n",
     )
     jinja.filters.update(json=to_json, yaml=to_yaml, py=to_python, sh=to_shell, comment=to_comment, md=to_markdown)
+    jinja.bytecode_cache = CompiledTemplates(jinja)
     return jinja
 
 
