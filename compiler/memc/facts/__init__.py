@@ -17,6 +17,9 @@ from memc.facts.records import (
     ModelFacts,
     Norm,
     NormKind,
+    Objective,
+    Sees,
+    Stack,
     Tensor,
 )
 
@@ -34,6 +37,9 @@ __all__ = [
     "ModelRow",
     "Norm",
     "NormKind",
+    "Objective",
+    "Sees",
+    "Stack",
     "Tensor",
     "architecture_keys",
     "default_lora_targets",

@@ -13,7 +13,8 @@ from memc.facts.records import Component, ModelFacts
 def lora_params(model: ModelFacts, target_modules: Sequence[str], rank: int) -> int:
     """Returns the elements that rank-`rank` adapters on `target_modules` add: rank x (in + out) per linear.
 
-    Assumes: plain LoRA (no DoRA, no trained bias) on the linears of the blocks, the head excluded.
+    Assumes: plain LoRA (no DoRA, no trained bias), the head excluded. PEFT looks for a name in the whole model, so it
+        counts in every stack and outside the layers too.
     Source: peft 0.21.2, tuners/lora/layer.py (lora_A in x r, lora_B r x out, both without bias).
 
     Raises:
@@ -30,9 +31,8 @@ def lora_params(model: ModelFacts, target_modules: Sequence[str], rank: int) -> 
                 hint=f"choose among {', '.join(known)}",
             )
     return sum(
-        group.count * rank * (linear.in_features + linear.out_features)
-        for group in model.groups
-        for linear in group.block.linears
+        count * rank * (linear.in_features + linear.out_features)
+        for linear, count in model.linear_modules()
         if linear.name in wanted
     )
 
@@ -47,7 +47,7 @@ def default_lora_targets(model: ModelFacts, kind: Literal["attention", "all-line
     """
     components = {Component.ATTENTION} if kind == "attention" else set(Component)
     names: dict[str, None] = {}
-    for group in model.groups:
+    for group in (group for stack in model.stacks for group in stack.groups):
         for linear in group.block.linears:
             if linear.component in components:
                 names[linear.name] = None

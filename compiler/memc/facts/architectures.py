@@ -36,6 +36,21 @@ class Names:
         """Returns `value`, or what it stands for when it is a name."""
         return self.switches[value] if isinstance(value, str) else value
 
+    def holds(self, entry: Mapping[str, Any], flags: Mapping[str, bool]) -> bool:
+        """Returns whether an entry with ``when`` and ``unless`` belongs to a layer.
+
+        Args:
+            entry: The entry; each of its conditions is a name or a list of names.
+            flags: What holds for the layer; other names are switches of the config.
+        """
+
+        def true(name: str) -> bool:
+            return flags[name] if name in flags else bool(self.switches[name])
+
+        return all(true(name) for name in _listed(entry.get("when"))) and not any(
+            true(name) for name in _listed(entry.get("unless"))
+        )
+
 
 def architecture_keys() -> tuple[str, ...]:
     """Returns the `model_type`s that have an architecture description, sorted."""
@@ -66,19 +81,25 @@ def load_architecture(model_type: str) -> Mapping[str, Any]:
     return read_spec(_FOLDER, model_type)
 
 
-def read_names(architecture: Mapping[str, Any], config: Mapping[str, Any], *, file: str) -> Names:
+def read_names(
+    architecture: Mapping[str, Any], config: Mapping[str, Any], *, file: str, parts: Mapping[str, Names] | None = None
+) -> Names:
     """Returns what the names of an architecture file stand for in `config`.
 
     Args:
         architecture: The description.
-        config: The parsed config.json.
+        config: The parsed config.json, or the part of it that the description is about.
         file: Path of the config, for errors.
+        parts: Names of the parts that a composed model is made of; they are known here as ``part_name``.
 
     Raises:
         MemcError: ``model-config-missing-key`` for a needed key, ``model-config-bad-value`` for one that is no
             positive whole number; all of them together.
     """
     names = Names(sizes={}, switches={})
+    for part, known in (parts or {}).items():
+        names.sizes.update({f"{part}_{name}": size for name, size in known.sizes.items()})
+        names.switches.update({f"{part}_{name}": value for name, value in known.switches.items()})
     problems: list[MemcError] = []
     for name, rule in architecture["config"].items():
         try:
@@ -92,7 +113,7 @@ def read_names(architecture: Mapping[str, Any], config: Mapping[str, Any], *, fi
             _check_requirement(requirement, architecture, names, file)
     if problems:
         raise MemcError(tuple(diagnostic for error in problems for diagnostic in error.diagnostics))
-    for name, expression in architecture["widths"].items():
+    for name, expression in architecture.get("widths", {}).items():
         names.sizes[name] = names.size(expression)
     return names
 
@@ -107,8 +128,8 @@ def _read_name(name: str, rule: Mapping[str, Any], names: Names, config: Mapping
             where=Location(file=file, field=key),
             hint=_REAL_CONFIG,
         )
-    if isinstance(value, int) and not isinstance(value, bool):
-        names.sizes[name] = value
+    if isinstance(value, int):
+        names.sizes[name] = int(value)  # a switch counts as 0 or 1
     names.switches[name] = value
 
 
@@ -118,6 +139,19 @@ def _raw_value(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any],
         return names.size(rule["constant"])
     if "constant_text" in rule:
         return rule["constant_text"]
+    value = _value_or_default(rule, names, config, file)
+    if "one_of" in rule:
+        return value in rule["one_of"]
+    if "texts" in rule:
+        return rule["texts"].get(value, value)
+    if "length_of" in rule and isinstance(config.get(rule["length_of"]), dict | list):
+        return len(config[rule["length_of"]])
+    if rule.get("square") and isinstance(value, list) and len(set(value)) == 1:
+        return value[0]
+    return value
+
+
+def _value_or_default(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any], file: str) -> Any:
     keys = _keys(rule)
     present = [key for key in keys if key in config]
     values = [config[key] for key in present if config[key] is not None]
@@ -141,8 +175,11 @@ def _raw_value(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any],
 
 def _keys(rule: Mapping[str, Any]) -> list[str]:
     """Returns the config keys of a rule, in order of preference; empty for a constant."""
-    key = rule.get("key", [])
-    return [key] if isinstance(key, str) else list(key)
+    return _listed(rule.get("key"))
+
+
+def _listed(value: str | list[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 def _check_requirement(

@@ -8,13 +8,26 @@ from typing import Any
 from memc.facts.architectures import Names
 from memc.facts.records import AttentionFacts, Block, BlockGroup, Component, Linear, MlpFacts, Norm, NormKind, Tensor
 
+_NO_FLAGS: Mapping[str, bool] = {}
 
-def build_groups(architecture: Mapping[str, Any], names: Names, config: Mapping[str, Any]) -> tuple[BlockGroup, ...]:
-    """Returns the layers of a model: runs of equal blocks, in order."""
-    sliding = _sliding_layers(architecture["attention"].get("sliding"), names, config)
+
+def build_groups(stack: Mapping[str, Any], names: Names, config: Mapping[str, Any]) -> tuple[BlockGroup, ...]:
+    """Returns the layers of a stack: runs of equal blocks, in order.
+
+    Args:
+        stack: The description of the stack.
+        names: What its names stand for.
+        config: The config, for lists with one item per layer.
+    """
+    layers = range(names.size(stack.get("layers", "layers")))
+    rules = dict(stack.get("layer_kinds", {}))
+    sliding = stack["attention"].get("sliding")
+    if sliding is not None and names.switch(sliding["window"]) is not None:
+        rules["slides"] = {"types_equal": "sliding_attention", **sliding}
+    kinds = {name: _layers_that(rule, layers, names, config) for name, rule in rules.items()}
     groups: list[BlockGroup] = []
-    for slides in sliding:
-        block = _block(architecture, names, slides=slides)
+    for layer in layers:
+        block = _block(stack, names, {"slides": False, **{name: flags[layer] for name, flags in kinds.items()}})
         if groups and groups[-1].block == block:
             groups[-1] = BlockGroup(block=block, count=groups[-1].count + 1)
         else:
@@ -22,66 +35,129 @@ def build_groups(architecture: Mapping[str, Any], names: Names, config: Mapping[
     return tuple(groups)
 
 
-def _sliding_layers(rule: Mapping[str, Any] | None, names: Names, config: Mapping[str, Any]) -> Sequence[bool]:
-    """Returns for each layer whether a query sees only a window of tokens."""
-    layers = range(names.sizes["layers"])
-    if rule is None or names.switch(rule["window"]) is None or not names.switch(rule.get("enabled", True)):
+def _layers_that(rule: Mapping[str, Any], layers: range, names: Names, config: Mapping[str, Any]) -> Sequence[bool]:
+    """Returns for each layer whether a rule of `layer_kinds` (or of sliding attention) holds for it."""
+    if not names.switch(rule.get("enabled", True)):
         return [False for _ in layers]
+    excluded = frozenset(config.get(rule.get("unless_listed_key", "")) or ())
+    return [holds and layer not in excluded for layer, holds in zip(layers, _pattern(rule, layers, names, config))]
+
+
+def _pattern(rule: Mapping[str, Any], layers: range, names: Names, config: Mapping[str, Any]) -> Sequence[bool]:
     types = config.get("layer_types")
-    if isinstance(types, list) and len(types) == len(layers):
-        return [kind == "sliding_attention" for kind in types]
+    if "types_equal" in rule and isinstance(types, list) and len(types) == len(layers):
+        return [kind == rule["types_equal"] for kind in types]
     flags = config.get(rule.get("zero_flags_key", ""))
     if isinstance(flags, list) and len(flags) == len(layers):
         return [not flag for flag in flags]
+    listed = config.get(rule.get("listed_key", ""))
+    if isinstance(listed, list):
+        return [layer in listed for layer in layers]
+    if "only_layer" in rule:
+        return [layer == rule["only_layer"] for layer in layers]
     if "first_layer" in rule:
         first = names.size(rule["first_layer"])
         return [layer >= first for layer in layers]
     if "all_but_every" in rule:
-        every = names.size(rule["all_but_every"])
-        return [(layer + 1) % every != 0 for layer in layers]
+        every, shift = names.size(rule["all_but_every"]), rule.get("shift", 1)
+        return [(layer + shift) % every != 0 for layer in layers]
     if "only_every" in rule:
         every = names.size(rule["only_every"])
         return [(layer + 1) % every == 0 for layer in layers]
     return [True for _ in layers]
 
 
-def _block(architecture: Mapping[str, Any], names: Names, *, slides: bool) -> Block:
-    attention, mlp = architecture["attention"], architecture["mlp"]
-    window = names.switch(attention["sliding"]["window"]) if slides else None
+def _block(stack: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) -> Block:
+    cross = stack.get("cross_attention")
     return Block(
-        layer_class=architecture["layer_class"],
-        linears=tuple(_linear(entry, names) for entry in architecture["linears"]),
-        norms=tuple(build_norm(entry, names) for entry in architecture["norms"]),
-        attention=AttentionFacts(
-            heads=names.sizes["heads"],
-            kv_heads=names.sizes["kv_heads"],
-            head_dim=names.sizes["head_dim"],
-            sliding_window=window,
-            logit_softcap=names.switch(attention.get("logit_softcap")),
-            fused_qkv=attention["fused_qkv"],
-        ),
-        mlp=MlpFacts(
-            intermediate=names.sizes["intermediate"],
-            gated=mlp["gated"],
-            fused_gate_up=mlp["fused_gate_up"],
-            activation=names.switches["activation"],
-        ),
-        tensors=tuple(
-            Tensor(name=entry["name"], component=Component(entry["component"]), params=names.size(entry["params"]))
-            for entry in architecture.get("tensors", ())
-        ),
+        layer_class=stack["layer_class"],
+        linears=build_linears(stack.get("linears", ()), names, flags),
+        norms=build_norms(stack.get("norms", ()), names, flags),
+        attention=_attention(_variant(stack["attention"], names, flags), names, slides=flags["slides"]),
+        mlp=_mlp(_variant(stack["mlp"], names, flags), names),
+        tensors=build_tensors(stack.get("tensors", ()), names, flags),
+        cross_attention=None if cross is None else _attention(cross, names, slides=False),
     )
 
 
-def _linear(entry: Mapping[str, Any], names: Names) -> Linear:
-    return Linear(
-        name=entry["name"],
-        component=Component(entry["component"]),
-        in_features=names.size(entry["in"]),
-        out_features=names.size(entry["out"]),
-        bias=bool(names.switch(entry["bias"])),
-        reads=entry["reads"],
+def _variant(section: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) -> Mapping[str, Any]:
+    """Returns a section with what its first fitting variant changes."""
+    for variant in section.get("variants", ()):
+        if names.holds(variant, flags):
+            return {**section, **variant}
+    return section
+
+
+def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> AttentionFacts:
+    value_dim = section.get("value_head_dim")
+    return AttentionFacts(
+        heads=names.size(section.get("heads", "heads")),
+        kv_heads=names.size(section.get("kv_heads", "kv_heads")),
+        head_dim=names.size(section.get("head_dim", "head_dim")),
+        sliding_window=names.switch(section["sliding"]["window"]) if slides else None,
+        logit_softcap=names.switch(section.get("logit_softcap")),
+        fused_qkv=section.get("fused_qkv", False),
+        value_head_dim=None if value_dim is None else names.size(value_dim),
+        causal=section.get("causal", True),
+        linear=section.get("linear", False),
+        rotary=section.get("rotary", True),
     )
+
+
+def _mlp(section: Mapping[str, Any], names: Names) -> MlpFacts:
+    gated = section["gated"]
+    return MlpFacts(
+        intermediate=names.size(section.get("intermediate", "intermediate")),
+        gated=bool(names.switch(gated)),
+        fused_gate_up=section.get("fused_gate_up", False),
+        activation=names.switch(section.get("activation", "activation")),
+        experts=names.size(section.get("experts", 0)),
+        experts_per_token=names.size(section.get("experts_per_token", 0)),
+        shared_intermediate=names.size(section.get("shared_intermediate", 0)),
+    )
+
+
+def build_linears(
+    entries: Sequence[Mapping[str, Any]], names: Names, flags: Mapping[str, bool] = _NO_FLAGS
+) -> tuple[Linear, ...]:
+    """Returns the linears of the entries whose conditions hold."""
+    return tuple(
+        Linear(
+            name=entry["name"],
+            component=Component(entry["component"]),
+            in_features=names.size(entry["in"]),
+            out_features=names.size(entry["out"]),
+            bias=bool(names.switch(entry["bias"])),
+            reads=entry["reads"],
+            path=entry.get("path", ""),
+            quantized=entry.get("quantized", True),
+        )
+        for entry in entries
+        if names.holds(entry, flags)
+    )
+
+
+def build_tensors(
+    entries: Sequence[Mapping[str, Any]], names: Names, flags: Mapping[str, bool] = _NO_FLAGS
+) -> tuple[Tensor, ...]:
+    """Returns the tensors of the entries whose conditions hold."""
+    return tuple(
+        Tensor(
+            name=entry["name"],
+            component=Component(entry["component"]),
+            params=names.size(entry["params"]),
+            trains=entry.get("trains", True),
+        )
+        for entry in entries
+        if names.holds(entry, flags)
+    )
+
+
+def build_norms(
+    entries: Sequence[Mapping[str, Any]], names: Names, flags: Mapping[str, bool] = _NO_FLAGS
+) -> tuple[Norm, ...]:
+    """Returns the norms of the entries whose conditions hold."""
+    return tuple(build_norm(entry, names) for entry in entries if names.holds(entry, flags))
 
 
 def build_norm(entry: Mapping[str, Any], names: Names) -> Norm:

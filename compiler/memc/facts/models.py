@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from memc.errors import Location, usage_error
-from memc.facts.architectures import architecture_keys, ledger_described, load_architecture, read_names
-from memc.facts.blocks import build_groups, build_norm
+from memc.facts.architectures import architecture_keys, ledger_described
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
-from memc.facts.records import ModelFacts
+from memc.facts.records import ModelFacts, Objective
+from memc.facts.stacks import describe, main_stack, other_stacks
 
 _FOLDER = "models"
 _CONFIG_NAME = "config.json"
@@ -127,8 +127,9 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
             where=Location(file=file, field="model_type"),
             hint="pass the config.json that save_pretrained or the hub wrote",
         )
-    architecture = load_architecture(model_type)
-    names = read_names(architecture, config, file=file)
+    described = describe(config, model_type, file=file)
+    architecture, names, main = described.architecture, described.names, main_stack(described)
+    vocab = described.main.names.sizes.get("vocab", 0)
     head = architecture["head"]
     tied = bool(names.switches["tied"])
     head_bias = bool(names.switch(head["bias"]))
@@ -137,21 +138,29 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         key=key,
         model_type=model_type,
         architecture=architecture["built_class"],
-        hidden_size=names.sizes["hidden"],
-        vocab_size=names.sizes["vocab"],
-        groups=build_groups(architecture, names, config),
-        final_norm=build_norm(architecture["final_norm"], names),
-        embedding_params=names.size(architecture["embedding"]),
-        head_params=head_weight + (names.sizes["vocab"] if head_bias else 0),
+        hidden_size=main.hidden_size,
+        vocab_size=vocab,
+        groups=main.groups,
+        final_norm=main.final_norm,
+        embedding_params=main.embedding_params,
+        head_params=head_weight + (names.size(head.get("outputs", vocab)) if head_bias else 0),
         tied=tied,
         head_bias=head_bias,
-        logit_softcap=names.switch(head.get("logit_softcap")),
-        max_position_embeddings=names.sizes.get("max_positions"),
-        checkpoint_bytes_per_param=_checkpoint_bytes(config),
+        logit_softcap=described.main.names.switch(described.main.architecture["head"].get("logit_softcap")),
+        max_position_embeddings=described.main.names.sizes.get("max_positions"),
+        checkpoint_bytes_per_param=_checkpoint_bytes({**described.main.config, **config}),
         gated_hub=None,
         source=source,
         checked=checked,
-        embedding_norms=tuple(build_norm(entry, names) for entry in architecture.get("embedding_norms", ())),
+        embedding_norms=main.embedding_norms,
+        objective=Objective(architecture.get("objective", Objective.CAUSAL_LM)),
+        auto_class=architecture.get("auto_class", "AutoModelForCausalLM"),
+        sees=main.sees,
+        positions_per_item=main.positions_per_item,
+        outer_linears=main.linears,
+        outer_tensors=main.tensors,
+        outer_norms=main.norms,
+        other_stacks=other_stacks(described),
     )
 
 

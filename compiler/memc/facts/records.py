@@ -21,12 +21,40 @@ class NormKind(StrEnum):
     """How a normalisation is computed, which decides what it keeps for backward.
 
     `rms`: Llama style, weight * (x in fp32 normalised).to(dtype). `rms_fp32_weight`: Gemma style, (x in fp32
-    normalised) * (1 + weight in fp32), cast afterwards. `layer`: torch LayerNorm.
+    normalised) * (1 + weight in fp32), cast afterwards. `layer`: torch LayerNorm. `rms_gated`: Qwen's gated norm,
+    as `rms`, then times silu(gate in fp32). `none`: there is no norm at this place.
     """
 
     RMS = "rms"
     RMS_FP32_WEIGHT = "rms_fp32_weight"
+    RMS_GATED = "rms_gated"
     LAYER = "layer"
+    NONE = "none"
+
+
+class Objective(StrEnum):
+    """What a model is trained for, which decides its head, its loss and what a sample holds.
+
+    `image_text_lm` is a causal LM over text with image features in it; `features` has no head.
+    """
+
+    CAUSAL_LM = "causal_lm"
+    IMAGE_TEXT_LM = "image_text_lm"
+    SEQ2SEQ_LM = "seq2seq_lm"
+    SPEECH_SEQ2SEQ_LM = "speech_seq2seq_lm"
+    MASKED_LM = "masked_lm"
+    CLASSIFICATION = "classification"
+    CONTRASTIVE = "contrastive"
+    FEATURES = "features"
+
+
+class Sees(StrEnum):
+    """What the positions of a stack stand for: tokens of the (target) text, of the source text, patches, frames."""
+
+    TEXT = "text"
+    SOURCE = "source"
+    IMAGE = "image"
+    AUDIO = "audio"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +69,9 @@ class Linear:
         bias: Whether it has a bias vector of `out_features`.
         reads: Name of the tensor it reads; linears that read the same tensor share the saved input. One of
             ``attention_input``, ``attention_output``, ``mlp_input``, ``mlp_product`` (or a family's own name).
+        path: Module path below the block, where several linears have the same name; empty where the name is enough.
+        quantized: Whether transformers loads it in 4 bits when asked to (it leaves out the head, and what a model
+            class keeps in fp32).
     """
 
     name: str
@@ -49,6 +80,13 @@ class Linear:
     out_features: int
     bias: bool
     reads: str
+    path: str = ""
+    quantized: bool = True
+
+    @property
+    def id(self) -> str:
+        """What tells it from the other linears of its block: the path where there is one, else the name."""
+        return self.path or self.name
 
     @property
     def weight_params(self) -> int:
@@ -96,11 +134,13 @@ class Tensor:
         name: Its name below its owner, for example ``mlp.experts.down_proj``.
         component: What its elements are counted under.
         params: Elements.
+        trains: Whether full training updates it (a table of sinusoids stays as it is).
     """
 
     name: str
     component: Component
     params: int
+    trains: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +154,11 @@ class AttentionFacts:
         sliding_window: Tokens that one query sees; None when it sees all.
         logit_softcap: Cap on attention logits (forces eager attention in transformers); None without one.
         fused_qkv: Whether one linear produces q, k and v together.
+        value_head_dim: Width of one head's values where it differs from `head_dim`; None where it does not.
+        causal: Whether a position sees only those before it.
+        linear: Whether the cost grows with the length, not with its square (a gated delta rule): `heads` are the
+            value heads then, `kv_heads` the key heads.
+        rotary: Whether positions enter by rotation of queries and keys.
     """
 
     heads: int
@@ -122,6 +167,15 @@ class AttentionFacts:
     sliding_window: int | None
     logit_softcap: float | None
     fused_qkv: bool
+    value_head_dim: int | None = None
+    causal: bool = True
+    linear: bool = False
+    rotary: bool = True
+
+    @property
+    def value_width(self) -> int:
+        """Width of what attention gives the output projection: heads x the width of a value head."""
+        return self.heads * (self.value_head_dim or self.head_dim)
 
     @property
     def query_width(self) -> int:
@@ -143,12 +197,18 @@ class MlpFacts:
         gated: Whether act(gate) * up (three matrices) rather than act(up) (two).
         fused_gate_up: Whether one linear produces gate and up together.
         activation: Name of the activation function, as in the config (``silu``, ``gelu_pytorch_tanh``).
+        experts: Routed experts, whose inner width is `intermediate`; 0 in a dense layer.
+        experts_per_token: Experts that one token is sent to; 0 in a dense layer.
+        shared_intermediate: Inner width of the expert that every token passes; 0 without one.
     """
 
     intermediate: int
     gated: bool
     fused_gate_up: bool
     activation: str
+    experts: int = 0
+    experts_per_token: int = 0
+    shared_intermediate: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +222,7 @@ class Block:
         attention: Its attention.
         mlp: Its feed-forward part.
         tensors: Parameters that are neither linear nor norm; empty in a plain decoder.
+        cross_attention: Its attention to another stack's positions; None without one.
     """
 
     layer_class: str
@@ -170,12 +231,21 @@ class Block:
     attention: AttentionFacts
     mlp: MlpFacts
     tensors: tuple[Tensor, ...] = ()
+    cross_attention: AttentionFacts | None = None
 
     @property
     def params(self) -> int:
         """Elements of one layer."""
         owners: tuple[Linear | Norm | Tensor, ...] = (*self.linears, *self.norms, *self.tensors)
         return sum(owner.params for owner in owners)
+
+    @property
+    def active_params(self) -> int:
+        """Elements that one token's forward uses: of the routed experts, those that it is sent to."""
+        routed = sum(tensor.params for tensor in self.tensors if tensor.component is Component.EXPERTS)
+        if not routed:
+            return self.params
+        return self.params - routed + routed * self.mlp.experts_per_token // self.mlp.experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,15 +257,82 @@ class BlockGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stack:
+    """A run of layers over one kind of positions, with what stands before and after them.
+
+    Attributes:
+        name: Module path below the model, for example ``model.vision_tower``; empty for the main stack.
+        sees: What its positions stand for.
+        hidden_size: Width of its residual stream.
+        groups: The layers, in order.
+        embedding_params: Elements of what makes its input: tables, a patch convolution, learned positions.
+        embedding_norms: Norms between that and the first layer.
+        final_norm: Norm after the last layer.
+        linears: Linears outside the layers: projections to another stack, a head's transform.
+        tensors: Parameters outside the layers that are nothing of the above.
+        norms: Norms outside the layers that are nothing of the above.
+        positions_per_item: Positions of one image or recording, where the config decides; None where the sample does.
+        text_positions_per_item: Positions that one image takes in the main stack; None where the sample decides, 0
+            where it takes none.
+    """
+
+    name: str
+    sees: Sees
+    hidden_size: int
+    groups: tuple[BlockGroup, ...]
+    embedding_params: int
+    embedding_norms: tuple[Norm, ...]
+    final_norm: Norm
+    linears: tuple[Linear, ...] = ()
+    tensors: tuple[Tensor, ...] = ()
+    norms: tuple[Norm, ...] = ()
+    positions_per_item: int | None = None
+    text_positions_per_item: int | None = 0
+
+    @property
+    def num_layers(self) -> int:
+        """Layers over all groups."""
+        return sum(group.count for group in self.groups)
+
+    @property
+    def outer_norms(self) -> tuple[Norm, ...]:
+        """All norms outside the layers."""
+        return (*self.embedding_norms, self.final_norm, *self.norms)
+
+    @property
+    def params(self) -> int:
+        """Elements of the stack, a head left out."""
+        return sum(self.params_by_component().values())
+
+    def params_by_component(self) -> dict[Component, int]:
+        """Returns elements by component, a head left out."""
+        counts = dict.fromkeys(Component, 0)
+        counts[Component.EMBEDDING] = self.embedding_params
+        counts[Component.NORM] = sum(norm.params for norm in self.outer_norms)
+        for outer in (*self.linears, *self.tensors):
+            counts[outer.component] += outer.params
+        for group in self.groups:
+            owners: tuple[Linear | Tensor, ...] = (*group.block.linears, *group.block.tensors)
+            for owner in owners:
+                counts[owner.component] += owner.params * group.count
+            for norm in group.block.norms:
+                counts[Component.NORM] += norm.params * group.count
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFacts:
     """What the ledger must know of a model, from its config.json alone.
+
+    `groups`, `hidden_size`, `embedding_params`, `embedding_norms` and `final_norm` are those of the main stack, the one
+    that ends in the head.
 
     Attributes:
         key: The name it was asked by (catalogue id, hub id), or the folder's name.
         model_type: `model_type` of the config.
-        architecture: Class that `AutoModelForCausalLM` builds.
+        architecture: Class that `auto_class` builds.
         hidden_size: Width of the residual stream.
-        vocab_size: Rows of the embedding.
+        vocab_size: Rows of the embedding; 0 without one.
         groups: The layers, in order.
         final_norm: Norm before the head.
         embedding_params: Elements of the input embedding (and learned position embeddings).
@@ -209,6 +346,14 @@ class ModelFacts:
         source: Where the config comes from.
         checked: ISO date of the check.
         embedding_norms: Norms between the embedding and the first layer; empty in a plain decoder.
+        objective: What it is trained for.
+        auto_class: The Auto class of transformers that builds it.
+        sees: What the positions of the main stack stand for.
+        positions_per_item: Positions of one image in the main stack of an image model; None for text.
+        outer_linears: Linears of the main stack outside its layers; empty in a plain decoder.
+        outer_tensors: Further parameters outside the layers; empty in a plain decoder.
+        outer_norms: Further norms outside the layers; empty in a plain decoder.
+        other_stacks: Stacks that feed the main one or stand beside it, in the order in which they run.
     """
 
     key: str
@@ -229,38 +374,76 @@ class ModelFacts:
     source: str
     checked: str
     embedding_norms: tuple[Norm, ...] = ()
+    objective: Objective = Objective.CAUSAL_LM
+    auto_class: str = "AutoModelForCausalLM"
+    sees: Sees = Sees.TEXT
+    positions_per_item: int | None = None
+    outer_linears: tuple[Linear, ...] = ()
+    outer_tensors: tuple[Tensor, ...] = ()
+    outer_norms: tuple[Norm, ...] = ()
+    other_stacks: tuple[Stack, ...] = ()
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """All stacks in the order in which they run; the main one is the last."""
+        main = Stack(
+            name="",
+            sees=self.sees,
+            hidden_size=self.hidden_size,
+            groups=self.groups,
+            embedding_params=self.embedding_params,
+            embedding_norms=self.embedding_norms,
+            final_norm=self.final_norm,
+            linears=self.outer_linears,
+            tensors=self.outer_tensors,
+            norms=self.outer_norms,
+            positions_per_item=self.positions_per_item,
+        )
+        return (*self.other_stacks, main)
 
     @property
     def num_layers(self) -> int:
-        """Layers over all groups."""
+        """Layers of the main stack."""
         return sum(group.count for group in self.groups)
 
     @property
     def total_params(self) -> int:
-        """Unique elements; a tied head is counted once."""
-        layers = sum(group.block.params * group.count for group in self.groups)
-        norms = self.final_norm.params + sum(norm.params for norm in self.embedding_norms)
-        return self.embedding_params + layers + norms + self.head_params
+        """Unique elements of all stacks; a tied head is counted once."""
+        return sum(stack.params for stack in self.stacks) + self.head_params
+
+    @property
+    def active_params(self) -> int:
+        """Unique elements that one token's forward uses: of routed experts, those that it is sent to."""
+        idle = sum(
+            (group.block.params - group.block.active_params) * group.count
+            for stack in self.stacks
+            for group in stack.groups
+        )
+        return self.total_params - idle
 
     def params_by_component(self) -> dict[Component, int]:
-        """Returns unique elements by component; the values add up to `total_params`."""
+        """Returns unique elements of all stacks by component; the values add up to `total_params`."""
         counts = dict.fromkeys(Component, 0)
-        counts[Component.EMBEDDING] = self.embedding_params
-        counts[Component.HEAD] = self.head_params
-        counts[Component.NORM] = self.final_norm.params + sum(norm.params for norm in self.embedding_norms)
-        for group in self.groups:
-            owners: tuple[Linear | Tensor, ...] = (*group.block.linears, *group.block.tensors)
-            for owner in owners:
-                counts[owner.component] += owner.params * group.count
-            for norm in group.block.norms:
-                counts[Component.NORM] += norm.params * group.count
+        for stack in self.stacks:
+            for component, params in stack.params_by_component().items():
+                counts[component] += params
+        counts[Component.HEAD] += self.head_params
         return counts
 
+    def linear_modules(self) -> tuple[tuple[Linear, int], ...]:
+        """Returns the linears of all stacks, in and outside their layers, each with how many of it there are."""
+        found: list[tuple[Linear, int]] = []
+        for stack in self.stacks:
+            found += [(linear, group.count) for group in stack.groups for linear in group.block.linears]
+            found += [(linear, 1) for linear in stack.linears]
+        return tuple(found)
+
     def linear_names(self) -> tuple[str, ...]:
-        """Returns the names of all linear modules in the blocks, each once, in forward order."""
+        """Returns the names of the linear modules in the layers of all stacks, each once, in forward order."""
         names: dict[str, None] = {}
-        for group in self.groups:
-            names.update(dict.fromkeys(linear.name for linear in group.block.linears))
+        for stack in self.stacks:
+            for group in stack.groups:
+                names.update(dict.fromkeys(linear.name for linear in group.block.linears))
         return tuple(names)
 
 
