@@ -79,6 +79,24 @@ class AdapterPrecision(StrEnum):
     BASE = "base"
 
 
+class BasePrecision(StrEnum):
+    """Data type in which weights that are not quantised are loaded.
+
+    `script` is what memc writes: fp32 where all weights train under autocast, else that of the matrix products.
+    """
+
+    SCRIPT = "script"
+    HALF = "half"
+    FP32 = "fp32"
+
+
+class Quantization(StrEnum):
+    """Format of a 4-bit base: bitsandbytes NF4, which memc writes, or GPTQ, which a checkpoint can bring."""
+
+    NF4 = "nf4"
+    GPTQ = "gptq"
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoraConfig:
     """Low-rank adapters.
@@ -186,6 +204,10 @@ class TrainingConfig:
         fsdp: FSDP settings; None exactly when engine is not fsdp.
         checkpoint_offload: Whether what checkpointing keeps of each layer, its input, waits in pinned host memory.
         context_parallel: Ranks that share each sequence; 1 gives every rank whole sequences.
+        base_precision: Data type of the loaded weights that are not quantised.
+        quantization: Format of a 4-bit base; matters only when method is qlora.
+        upcast_unquantized: Whether what a 4-bit base leaves unquantised is cast to fp32 (PEFT's
+            `prepare_model_for_kbit_training`), and with it the residual stream.
     """
 
     task: Task
@@ -212,6 +234,9 @@ class TrainingConfig:
     fsdp: FsdpConfig | None = None
     checkpoint_offload: bool = False
     context_parallel: int = 1
+    base_precision: BasePrecision = BasePrecision.SCRIPT
+    quantization: Quantization = Quantization.NF4
+    upcast_unquantized: bool = False
 
     @property
     def world_size(self) -> int:
