@@ -13,6 +13,9 @@ from typing import Any
 
 import click
 
+# pydantic would look through every installed package for plugins of its own, which takes longer than reading a spec.
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+
 import memc
 from memc import commands, driver
 from memc.commands.completion import complete_gpu, complete_model

@@ -271,7 +271,7 @@ class Spec(Section):
     """What of the GPU may be used."""
     time: Time = Time.model_construct()
     """How long or dear the run may be."""
-    launch: Launch = Launch()
+    launch: Launch = Launch.model_construct()
     """How the run is started."""
     objective: Objective = Objective.LOWEST_RUNG
     """What is preferred among the plans that fit: lowest-rung, fastest or cheapest."""
