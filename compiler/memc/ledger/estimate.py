@@ -25,12 +25,14 @@ class Price:
         gpu_required_bytes: What one card must have: reserved plus context.
         gpu_allocated_bytes: Allocated peak.
         host_required_bytes: What one node's memory must hold.
+        nvme_required_bytes: What one node's drive must hold.
         parts: What it is made of; `ledger` turns them into entries.
     """
 
     gpu_required_bytes: int
     gpu_allocated_bytes: int
     host_required_bytes: int
+    nvme_required_bytes: int
     parts: tuple[Part, ...]
 
     def ledger(self) -> Ledger:
@@ -43,10 +45,86 @@ class Price:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartKind:
+    """One part of every bill, and which settings it depends on.
+
+    Settings are of two sorts. The shape of a pass is what the same weights and states can be combined with: micro-batch
+    and accumulation, checkpointing, the loss head, evaluation. All others are the frame. Configurations that agree in
+    both keys share the part.
+
+    Attributes:
+        name: What it holds.
+        frame: Returns the settings outside the shape that it depends on.
+        shape: Returns the settings of the shape that it depends on; None when it depends on none.
+        build: Returns its entries.
+    """
+
+    name: str
+    frame: Callable[[TrainingConfig], Hashable]
+    shape: Callable[[TrainingConfig], Hashable] | None
+    build: Callable[[ModelFacts, TrainingConfig, ParamCounts, LedgerFacts], list[Entry]]
+
+
+def _kind(config: TrainingConfig) -> Hashable:
+    """Returns what decides data types and which weights train."""
+    return config.method, config.lora, config.precision, config.engine
+
+
+def _spread(config: TrainingConfig) -> Hashable:
+    """Returns what decides how weights and states are spread over ranks, host and drives."""
+    return config.gpus_per_node, config.nodes, config.zero, config.fsdp, config.context_parallel
+
+
+def _pass(config: TrainingConfig) -> Hashable:
+    """Returns what decides how many tokens a pass holds, and what the loss does with them."""
+    return config.micro_batch_size, config.loss, config.eval_batch_size
+
+
+PARTS: tuple[PartKind, ...] = (
+    PartKind(
+        name="parameters",
+        frame=lambda c: (_kind(c), _spread(c), c.double_quantization),
+        shape=None,
+        build=lambda _model, config, counts, facts: parameter_entries(config, counts, facts),
+    ),
+    PartKind(
+        name="states",
+        frame=lambda c: (_kind(c), _spread(c), c.optimizer, c.gradient_as_bucket_view),
+        shape=lambda c: (c.gradient_accumulation_steps > 1, c.loss),
+        build=lambda _model, config, counts, facts: state_entries(config, counts, facts),
+    ),
+    PartKind(
+        name="activations",
+        frame=lambda c: (_kind(c), c.attention, c.max_length, c.context_parallel),
+        shape=lambda c: (_pass(c), c.checkpoint_every, c.checkpoint_offload, c.padding_mask),
+        build=lambda model, config, _counts, _facts: activation_entries(model, config),
+    ),
+    PartKind(
+        name="loss",
+        frame=lambda c: (_kind(c), c.max_length, c.context_parallel),
+        shape=_pass,
+        build=lambda model, config, _counts, facts: loss_entries(model, config, facts),
+    ),
+    PartKind(
+        name="workspace",
+        frame=lambda c: (c.method, _spread(c), c.expandable_segments, c.max_length),
+        shape=lambda c: () if c.expandable_segments else _pass(c),
+        build=lambda model, config, _counts, facts: workspace_entries(model, config, facts),
+    ),
+    PartKind(
+        name="host",
+        frame=lambda c: (_kind(c), _spread(c), c.optimizer),
+        shape=None,
+        build=lambda model, config, counts, facts: host_entries(model, config, counts, facts),
+    ),
+)
+
+
 class Estimator:
     """Prices configurations of one model on one card.
 
-    Parts are cached by the settings they depend on: a ladder of thousands of configurations builds each once.
+    Parts are kept by the settings they depend on: a ladder of thousands of configurations builds each once.
     """
 
     def __init__(self, model: ModelFacts, facts: LedgerFacts) -> None:
@@ -62,52 +140,42 @@ class Estimator:
             self._counts[key] = count_params(self.model, config, self.facts)
         return self._counts[key]
 
+    def part(self, kind: PartKind, frame_key: Hashable, shape_key: Hashable, config: TrainingConfig) -> Part:
+        """Returns one part of a configuration's bill.
+
+        Args:
+            kind: Which.
+            frame_key, shape_key: What `kind.frame` and `kind.shape` return of the configuration.
+            config: The configuration.
+        """
+        key = (kind.name, frame_key, shape_key)
+        part = self._parts.get(key)
+        if part is None:
+            entries = kind.build(self.model, config, self.counts(config), self.facts)
+            part = self._parts[key] = Part(entries)
+        return part
+
     def price(self, config: TrainingConfig) -> Price:
         """Returns the totals of one configuration."""
-        model, facts, counts = self.model, self.facts, self.counts(config)
-        kind = (config.method, config.lora, config.precision, config.engine)
-        world = (config.gpus_per_node, config.nodes)
-        shape = (config.micro_batch_size, config.max_length, config.loss, config.eval_batch_size)
-        saved = (config.checkpoint_every, config.attention, config.padding_mask)
-        accumulates = config.gradient_accumulation_steps > 1
-        parts = (
-            self._part(
-                ("parameters", kind, world, config.zero, config.double_quantization),
-                lambda: parameter_entries(config, counts, facts),
-            ),
-            self._part(
-                (
-                    "states",
-                    kind,
-                    world,
-                    config.zero,
-                    config.optimizer,
-                    accumulates,
-                    config.loss,
-                    config.gradient_as_bucket_view,
-                ),
-                lambda: state_entries(config, counts, facts),
-            ),
-            self._part(("activations", kind, shape, saved), lambda: activation_entries(model, config)),
-            self._part(("loss", kind, shape), lambda: loss_entries(model, config, facts)),
-            self._part(
-                ("workspace", config.method, world, config.expandable_segments or shape),
-                lambda: workspace_entries(model, config, facts),
-            ),
-            self._part(
-                ("host", kind, world, config.zero, config.optimizer), lambda: host_entries(model, config, counts, facts)
-            ),
+        return total(
+            tuple(
+                self.part(kind, kind.frame(config), kind.shape(config) if kind.shape is not None else (), config)
+                for kind in PARTS
+            )
         )
-        allocated = max(map(sum, zip(*(part.gpu for part in parts), strict=True)))
-        host = max(map(sum, zip(*(part.host for part in parts), strict=True)))
-        return Price(allocated + sum(part.gpu_outside for part in parts), allocated, host, parts)
 
     def ledger(self, config: TrainingConfig) -> Ledger:
         """Returns the full bill of one configuration."""
         return self.price(config).ledger()
 
-    def _part(self, key: Hashable, build: Callable[[], list[Entry]]) -> Part:
-        part = self._parts.get(key)
-        if part is None:
-            part = self._parts[key] = Part(build())
-        return part
+
+def total(parts: tuple[Part, ...]) -> Price:
+    """Returns the totals of a bill that is made of `parts`."""
+    allocated = max(map(sum, zip(*(part.gpu for part in parts), strict=True)))
+    return Price(
+        gpu_required_bytes=allocated + sum(part.gpu_outside for part in parts),
+        gpu_allocated_bytes=allocated,
+        host_required_bytes=max(map(sum, zip(*(part.host for part in parts), strict=True))),
+        nvme_required_bytes=max(map(sum, zip(*(part.nvme for part in parts), strict=True))),
+        parts=parts,
+    )

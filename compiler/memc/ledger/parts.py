@@ -29,23 +29,26 @@ class Part:
         entries: Those of more than 0 bytes.
         gpu: Allocated bytes on the GPU at each of `MOMENTS`.
         host: Bytes on the host at each of `MOMENTS`.
+        nvme: Bytes on the node's drive at each of `MOMENTS`.
         gpu_outside: Bytes the card must have beyond the allocated ones.
     """
 
-    __slots__ = ("entries", "gpu", "gpu_outside", "host")
+    __slots__ = ("entries", "gpu", "gpu_outside", "host", "nvme")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(entry for entry in entries if entry.bytes)
-        gpu, host, outside = [0] * len(MOMENTS), [0] * len(MOMENTS), 0
+        sums = {resource: [0] * len(MOMENTS) for resource in Resource}
+        outside = 0
         for entry in self.entries:
             if entry.resource is Resource.GPU and not entry.in_allocator:
                 outside += entry.bytes
                 continue
-            sums = gpu if entry.resource is Resource.GPU else host
+            own, moments = sums[entry.resource], entry.moments
             for index, moment in enumerate(MOMENTS):
-                if moment in entry.moments:
-                    sums[index] += entry.bytes
-        self.gpu, self.host, self.gpu_outside = tuple(gpu), tuple(host), outside
+                if moment in moments:
+                    own[index] += entry.bytes
+        self.gpu, self.host = tuple(sums[Resource.GPU]), tuple(sums[Resource.HOST])
+        self.nvme, self.gpu_outside = tuple(sums[Resource.NVME]), outside
 
 
 def gpu_entry(
