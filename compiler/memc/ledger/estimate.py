@@ -68,7 +68,8 @@ class PartKind:
 
 def _kind(config: TrainingConfig) -> Hashable:
     """Returns what decides data types and which weights train."""
-    return config.method, config.lora, config.precision, config.engine
+    base = (config.base_precision, config.quantization, config.upcast_unquantized)
+    return config.method, config.lora, config.precision, config.engine, base
 
 
 def _spread(config: TrainingConfig) -> Hashable:
