@@ -41,11 +41,12 @@ class Names:
 
         Args:
             entry: The entry; each of its conditions is a name or a list of names.
-            flags: What holds for the layer; other names are switches of the config.
+            flags: What holds for the layer; other names are switches of the config, or sizes, which hold unless 0.
         """
 
         def true(name: str) -> bool:
-            return flags[name] if name in flags else bool(self.switches[name])
+            known = flags if name in flags else self.switches if name in self.switches else self.sizes
+            return bool(known[name])
 
         return all(true(name) for name in _listed(entry.get("when"))) and not any(
             true(name) for name in _listed(entry.get("unless"))
@@ -142,6 +143,8 @@ def _raw_value(rule: Mapping[str, Any], names: Names, config: Mapping[str, Any],
     value = _value_or_default(rule, names, config, file)
     if "one_of" in rule:
         return value in rule["one_of"]
+    if "above" in rule:
+        return isinstance(value, int) and value > rule["above"]
     if "texts" in rule:
         return rule["texts"].get(value, value)
     if "length_of" in rule and isinstance(config.get(rule["length_of"]), dict | list):
@@ -196,8 +199,8 @@ def _check_requirement(
         wanted: Any = []
         fits = not value
     else:
-        equals = requirement["equals"]
-        wanted = names.size(equals) if isinstance(equals, str) else equals
+        equals = requirement.get("equals")
+        wanted = names.size(equals) if isinstance(equals, str) else requirement.get("equals_text", equals)
         fits = value == wanted
     if not fits:
         key = _keys(architecture["config"][name])[0]

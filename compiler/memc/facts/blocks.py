@@ -40,7 +40,7 @@ def _layers_that(rule: Mapping[str, Any], layers: range, names: Names, config: M
     if not names.switch(rule.get("enabled", True)):
         return [False for _ in layers]
     excluded = frozenset(config.get(rule.get("unless_listed_key", "")) or ())
-    return [holds and layer not in excluded for layer, holds in zip(layers, _pattern(rule, layers, names, config))]
+    return [holds and layer not in excluded for layer, holds in enumerate(_pattern(rule, layers, names, config))]
 
 
 def _pattern(rule: Mapping[str, Any], layers: range, names: Names, config: Mapping[str, Any]) -> Sequence[bool]:
@@ -50,6 +50,9 @@ def _pattern(rule: Mapping[str, Any], layers: range, names: Names, config: Mappi
     flags = config.get(rule.get("zero_flags_key", ""))
     if isinstance(flags, list) and len(flags) == len(layers):
         return [not flag for flag in flags]
+    flags = config.get(rule.get("one_flags_key", ""))
+    if isinstance(flags, list) and len(flags) == len(layers):
+        return [bool(flag) for flag in flags]
     listed = config.get(rule.get("listed_key", ""))
     if isinstance(listed, list):
         return [layer in listed for layer in layers]

@@ -309,7 +309,8 @@ class Stack:
         counts = dict.fromkeys(Component, 0)
         counts[Component.EMBEDDING] = self.embedding_params
         counts[Component.NORM] = sum(norm.params for norm in self.outer_norms)
-        for outer in (*self.linears, *self.tensors):
+        outside: tuple[Linear | Tensor, ...] = (*self.linears, *self.tensors)
+        for outer in outside:
             counts[outer.component] += outer.params
         for group in self.groups:
             owners: tuple[Linear | Tensor, ...] = (*group.block.linears, *group.block.tensors)
@@ -473,6 +474,7 @@ class GpuFacts:
         checked: ISO date of the check.
         achieved_pcie_bytes_per_second: Measured pinned copy rate, the slower direction.
         achieved_allreduce_bytes_per_second: Measured all-reduce bus bandwidth within one node, large payloads.
+        multiprocessors: Streaming multiprocessors that torch reports; None when unknown.
     """
 
     key: str
@@ -496,6 +498,7 @@ class GpuFacts:
     checked: str
     achieved_pcie_bytes_per_second: float | None = None
     achieved_allreduce_bytes_per_second: float | None = None
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
