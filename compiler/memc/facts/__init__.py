@@ -4,7 +4,14 @@ from memc.facts.adapters import default_lora_targets, lora_params
 from memc.facts.architectures import architecture_keys, ledger_described
 from memc.facts.gpus import GpuRow, gpu_keys, gpu_rows, load_gpu
 from memc.facts.libraries import fact_keys, facts_read, load_fact
-from memc.facts.models import ModelRow, load_model, model_from_config, model_keys, model_rows
+from memc.facts.models import (
+    ModelRow,
+    load_model,
+    load_model_config,
+    model_from_config,
+    model_keys,
+    model_rows,
+)
 from memc.facts.records import (
     AttentionFacts,
     Block,
@@ -51,6 +58,7 @@ __all__ = [
     "load_fact",
     "load_gpu",
     "load_model",
+    "load_model_config",
     "lora_params",
     "model_from_config",
     "model_keys",

@@ -90,19 +90,34 @@ def load_model(reference: str, *, base_dir: Path) -> ModelFacts:
             ``model-quantized-checkpoint``.
     """
     path = _config_path(reference, base_dir)
+    config = load_model_config(reference, base_dir=base_dir)
     if path is not None:
-        config = read_json_object(path.read_text(encoding="utf-8"), name=str(path))
         name = path.parent.name if path.name == _CONFIG_NAME else path.stem
         return model_from_config(config, key=name or reference, file=str(path), source=str(path), checked="")
     key = _catalogue_key(reference)
     record = _record(key)
-    config = dict(record["config"])
-    changes = {alias.casefold(): change for alias, change in record.get("alias_changes", {}).items()}
-    config.update(changes.get(reference.casefold(), {}))
     file = f"{_FOLDER}/{spec_file(_FOLDER, key).name}"
     return model_from_config(
         config, key=reference, file=file, source=f"{file}: {record['source']}", checked=record["checked"]
     )
+
+
+def load_model_config(reference: str, *, base_dir: Path) -> dict[str, Any]:
+    """Returns the config.json of a model as it is: from disk, or the catalogue's with the changes of the alias.
+
+    Args:
+        reference: As of `load_model`.
+        base_dir: Folder that relative paths start from.
+
+    Raises:
+        MemcError: ``model-unknown``, ``model-config-missing`` or ``model-config-malformed``.
+    """
+    path = _config_path(reference, base_dir)
+    if path is not None:
+        return dict(read_json_object(path.read_text(encoding="utf-8"), name=str(path)))
+    record = _record(_catalogue_key(reference))
+    changes = {alias.casefold(): change for alias, change in record.get("alias_changes", {}).items()}
+    return {**record["config"], **changes.get(reference.casefold(), {})}
 
 
 def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source: str, checked: str) -> ModelFacts:
