@@ -173,6 +173,8 @@ class FsdpConfig:
         offload: `cpu` keeps shards, gradients, states and the optimizer step in host memory.
         efficient_loading: Whether only rank 0 reads the checkpoint and the others receive their shards.
         sharded_checkpoints: Whether checkpoints hold one file per rank rather than whole tensors gathered on rank 0.
+        reduce_each_micro_batch: Whether gradients are reduced after every micro-batch, so that only shards accumulate;
+            otherwise whole gradients do, and are reduced once per step.
         backward_prefetch: Version 1: whether the next layer is gathered while the current one runs backward (version 2
             always does).
     """
@@ -183,6 +185,7 @@ class FsdpConfig:
     offload: Offload = Offload.NONE
     efficient_loading: bool = True
     sharded_checkpoints: bool = True
+    reduce_each_micro_batch: bool = True
     backward_prefetch: bool = True
 
 

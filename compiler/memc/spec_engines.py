@@ -19,7 +19,7 @@ ZERO_PINS = (
     "sub_group_size",
 )
 STATE_PINS = ("bf16_master_weights", "bf16_optimizer_states")
-FSDP_PINS = ("fsdp_version", "reshard_after_forward", "sharded_checkpoints")
+FSDP_PINS = ("fsdp_version", "reshard_after_forward", "reduce_each_micro_batch", "sharded_checkpoints")
 ZERO_3_PINS = ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "sub_group_size")
 
 

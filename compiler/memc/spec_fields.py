@@ -208,6 +208,8 @@ class Pin(Section):
     """FSDP: 2 shards each parameter; 1 is the older kind, which memc prices and does not write."""
     reshard_after_forward: Flag | None = None
     """FSDP: whether a layer's weights are freed between its forward and its backward."""
+    reduce_each_micro_batch: Flag | None = None
+    """FSDP: whether gradients are reduced after every micro-batch, so that only shards accumulate."""
     sharded_checkpoints: Flag | None = None
     """FSDP: whether checkpoints hold one file per rank rather than whole tensors."""
     checkpoint_offload: Flag | None = None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memc.config import LoraConfig, Method, TrainingConfig, ZeroConfig
+from memc.config import FsdpConfig, LoraConfig, Method, TrainingConfig, ZeroConfig
 from memc.facts.records import GpuFacts, ModelFacts
 from memc.ledger.entries import Account
 
@@ -19,8 +19,12 @@ class Dimension(StrEnum):
     SHARDING = "sharding"
     OFFLOAD_OPTIMIZER = "offload_optimizer"
     OFFLOAD_PARAM = "offload_param"
+    ENGINE_STATES = "engine_states"
+    ADAPTERS = "adapters"
+    CONTEXT = "context"
     LOSS = "loss"
     CHECKPOINTING = "checkpointing"
+    CHECKPOINT_OFFLOAD = "checkpoint_offload"
     MICRO_BATCH = "micro_batch"
 
 
@@ -42,7 +46,8 @@ class Situation:
         methods: Methods that the user allows, preferred first.
         lora: Adapter settings to use when a technique switches adapters on.
         zero: ZeRO settings to use when a technique switches DeepSpeed on; the stage is replaced.
-        overlap_pinned: Whether the user fixed `overlap_comm`.
+        fsdp: FSDP settings to use when a technique switches FSDP on.
+        nvme_bytes: NVMe space of one node; 0 when the spec gives none.
     """
 
     model: ModelFacts
@@ -51,6 +56,8 @@ class Situation:
     methods: tuple[Method, ...]
     lora: LoraConfig
     zero: ZeroConfig
+    fsdp: FsdpConfig
+    nvme_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,13 @@ from memc.config import TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.activations import activation_entries
 from memc.ledger.constants import LedgerFacts
+from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Entry, Ledger, Resource, resource_ledger
+from memc.ledger.fsdp import fsdp_parameter_entries, fsdp_state_entries
+from memc.ledger.fsdp_host import fsdp_host_entries
 from memc.ledger.host import host_entries
 from memc.ledger.loss import loss_entries
+from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
 from memc.ledger.parts import Part
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
 from memc.ledger.workspace import workspace_entries
@@ -82,18 +86,36 @@ def _pass(config: TrainingConfig) -> Hashable:
     return config.micro_batch_size, config.loss, config.eval_batch_size
 
 
+def _parameters(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    if config.fsdp is not None:
+        return fsdp_parameter_entries(model, config, counts, facts)
+    return parameter_entries(config, counts, facts)
+
+
+def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    if config.fsdp is not None:
+        return fsdp_state_entries(model, config, counts)
+    return state_entries(config, counts, facts)
+
+
+def _host(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    if config.fsdp is not None:
+        return fsdp_host_entries(model, config, counts, facts)
+    return [*host_entries(model, config, counts, facts), *nvme_entries(config, counts)]
+
+
 PARTS: tuple[PartKind, ...] = (
     PartKind(
         name="parameters",
         frame=lambda c: (_kind(c), _spread(c), c.double_quantization),
         shape=None,
-        build=lambda _model, config, counts, facts: parameter_entries(config, counts, facts),
+        build=_parameters,
     ),
     PartKind(
         name="states",
         frame=lambda c: (_kind(c), _spread(c), c.optimizer, c.gradient_as_bucket_view),
         shape=lambda c: (c.gradient_accumulation_steps > 1, c.loss),
-        build=lambda _model, config, counts, facts: state_entries(config, counts, facts),
+        build=_states,
     ),
     PartKind(
         name="activations",
@@ -117,7 +139,13 @@ PARTS: tuple[PartKind, ...] = (
         name="host",
         frame=lambda c: (_kind(c), _spread(c), c.optimizer),
         shape=None,
-        build=lambda model, config, counts, facts: host_entries(model, config, counts, facts),
+        build=_host,
+    ),
+    PartKind(
+        name="checkpoints on the host",
+        frame=lambda c: (_kind(c), c.gpus_per_node, c.max_length, c.context_parallel),
+        shape=lambda c: (c.checkpoint_offload, c.micro_batch_size, c.checkpoint_every),
+        build=lambda model, config, _counts, _facts: checkpoint_host_entries(model, config, dtypes(config).stream),
     ),
 )
 
@@ -131,7 +159,7 @@ class Estimator:
     def __init__(self, model: ModelFacts, facts: LedgerFacts) -> None:
         self.model = model
         self.facts = facts
-        self._parts: dict[Hashable, Part] = {}
+        self._tables: dict[Hashable, dict[Hashable, Part]] = {}
         self._counts: dict[Hashable, ParamCounts] = {}
 
     def counts(self, config: TrainingConfig) -> ParamCounts:
@@ -141,29 +169,31 @@ class Estimator:
             self._counts[key] = count_params(self.model, config, self.facts)
         return self._counts[key]
 
-    def part(self, kind: PartKind, frame_key: Hashable, shape_key: Hashable, config: TrainingConfig) -> Part:
-        """Returns one part of a configuration's bill.
+    def table(self, kind: PartKind, frame_key: Hashable) -> dict[Hashable, Part]:
+        """Returns the parts of one kind that are known for a frame, by the settings of the shape; more may be added.
 
         Args:
             kind: Which.
-            frame_key, shape_key: What `kind.frame` and `kind.shape` return of the configuration.
-            config: The configuration.
+            frame_key: What `kind.frame` returns of a configuration.
         """
-        key = (kind.name, frame_key, shape_key)
-        part = self._parts.get(key)
+        return self._tables.setdefault((kind.name, frame_key), {})
+
+    def build(self, kind: PartKind, config: TrainingConfig) -> Part:
+        """Returns one part of a configuration's bill, made anew."""
+        return Part(kind.build(self.model, config, self.counts(config), self.facts))
+
+    def part(self, kind: PartKind, config: TrainingConfig) -> Part:
+        """Returns one part of a configuration's bill."""
+        table = self.table(kind, kind.frame(config))
+        key = kind.shape(config) if kind.shape is not None else ()
+        part = table.get(key)
         if part is None:
-            entries = kind.build(self.model, config, self.counts(config), self.facts)
-            part = self._parts[key] = Part(entries)
+            part = table[key] = self.build(kind, config)
         return part
 
     def price(self, config: TrainingConfig) -> Price:
         """Returns the totals of one configuration."""
-        return total(
-            tuple(
-                self.part(kind, kind.frame(config), kind.shape(config) if kind.shape is not None else (), config)
-                for kind in PARTS
-            )
-        )
+        return total(tuple(self.part(kind, config) for kind in PARTS))
 
     def ledger(self, config: TrainingConfig) -> Ledger:
         """Returns the full bill of one configuration."""

@@ -31,9 +31,10 @@ class Part:
         host: Bytes on the host at each of `MOMENTS`.
         nvme: Bytes on the node's drive at each of `MOMENTS`.
         gpu_outside: Bytes the card must have beyond the allocated ones.
+        off_gpu: Whether anything of it lies on the host or on a drive.
     """
 
-    __slots__ = ("entries", "gpu", "gpu_outside", "host", "nvme")
+    __slots__ = ("entries", "gpu", "gpu_outside", "host", "nvme", "off_gpu")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(entry for entry in entries if entry.bytes)
@@ -49,6 +50,7 @@ class Part:
                     own[index] += entry.bytes
         self.gpu, self.host = tuple(sums[Resource.GPU]), tuple(sums[Resource.HOST])
         self.nvme, self.gpu_outside = tuple(sums[Resource.NVME]), outside
+        self.off_gpu = any(self.host) or any(self.nvme)
 
 
 def gpu_entry(

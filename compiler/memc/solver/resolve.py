@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memc.config import (
-    AdapterPrecision,
     Attention,
     Engine,
     LoraConfig,
     LossHead,
     Method,
-    Offload,
     Optimizer,
     Precision,
     Task,
     TrainingConfig,
-    ZeroConfig,
 )
 from memc.errors import Diagnostic, MemcError
-from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact
+from memc.facts import GpuFacts, ModelFacts, default_lora_targets
 from memc.ladder import Dimension, Situation, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, RunSettings
+from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
 from memc.spec import LoadedSpec, ModuleSet
 from memc.units import format_gib
 
@@ -46,7 +44,8 @@ class Question:
         forbidden: Technique names that are ruled out, by the spec or by pins.
         required: Technique names that must be used.
         budget: The limits.
-        samples: Training samples per epoch; None when unknown.
+        given_samples: Training samples as they were counted or stated; None when unknown.
+        samples: Sequences per epoch, packing counted in; None when unknown.
         length_share: Mean tokens of a sequence over max_length, at most 1.
         assumptions: Sentences about what the spec left open.
     """
@@ -60,6 +59,7 @@ class Question:
     forbidden: frozenset[str]
     required: frozenset[str]
     budget: Budget
+    given_samples: int | None
     samples: int | None
     length_share: float
     assumptions: tuple[str, ...]
@@ -84,10 +84,10 @@ def resolve(
     if problems:
         raise MemcError(tuple(problems))
     spec, pin = loaded.spec, loaded.spec.pin
-    zero = _zero_settings(loaded, model)
+    zero, fsdp = zero_settings(loaded, model), fsdp_settings(loaded)
     lora = _lora_settings(loaded, model)
     method = spec.methods[0]
-    config = _as_asked(loaded, model, gpu, method, lora, zero)
+    config = pinned_engine(loaded, _as_asked(loaded, model, gpu, method, lora), zero, fsdp)
     sequences, share, assumptions = _data_amount(loaded, samples)
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
@@ -112,12 +112,20 @@ def resolve(
         gpu=gpu,
         asked=config,
         situation=Situation(
-            model=model, gpu=gpu, host_bytes=budget.host_bytes, methods=spec.methods, lora=lora, zero=zero
+            model=model,
+            gpu=gpu,
+            host_bytes=budget.host_bytes,
+            methods=spec.methods,
+            lora=lora,
+            zero=zero,
+            fsdp=fsdp,
+            nvme_bytes=budget.nvme_bytes,
         ),
         frozen=_frozen(loaded),
         forbidden=frozenset(spec.ladder.forbid) | _ruled_out(loaded),
         required=frozenset(spec.ladder.require),
         budget=budget,
+        given_samples=samples,
         samples=sequences,
         length_share=share,
         assumptions=assumptions,
@@ -178,8 +186,6 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
             f"memory.target {target.text} is above the {format_gib(gpu.capacity_bytes)} that torch sees of {gpu.name}",
             f"set memory.target below {format_gib(gpu.capacity_bytes)}, or leave it out",
         )
-    if spec.hardware.nodes > 1:
-        add("hardware.nodes", "nodes-unsupported", "memc plans one node so far", "set hardware.nodes to 1")
     wanted_bf16 = pin.precision in (Precision.BF16, Precision.BF16_PURE)
     if wanted_bf16 and not gpu.bf16:
         add(
@@ -212,41 +218,7 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
                 add(
                     f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names)
                 )
-    return found + _engine_contradictions(loaded) + _target_contradictions(loaded, model)
-
-
-def _engine_contradictions(loaded: LoadedSpec) -> list[Diagnostic]:
-    """Returns pins that DeepSpeed would refuse, or accept and ignore."""
-    spec, pin = loaded.spec, loaded.spec.pin
-    found: list[Diagnostic] = []
-    if _wants_deepspeed(loaded) and pin.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT):
-        offloads = pin.offload_optimizer is Offload.CPU
-        reason = (
-            "offload_optimizer runs DeepSpeed's CPU Adam on fp32 states; 8bit states stay on the GPU"
-            if offloads
-            else "DeepSpeed keeps fp32 masters and states of its own beside 8bit ones"
-        )
-        hint = "remove pin.offload_optimizer, or pin.optimizer" if offloads else "remove pin.optimizer"
-        message = f"{pin.optimizer} does not go with DeepSpeed: {reason}"
-        found.append(loaded.diagnostic("pin.optimizer", "optimizer-under-deepspeed", message, hint))
-    if _wants_deepspeed(loaded) and pin.precision is Precision.BF16_PURE:
-        message = "bf16_pure does not go with DeepSpeed, which keeps fp32 masters beside bf16 weights"
-        hint = "pin precision to bf16, or engine to single or ddp"
-        found.append(loaded.diagnostic("pin.precision", "precision-under-deepspeed", message, hint))
-    stage3 = pin.zero_stage == 3 or pin.offload_param is Offload.CPU
-    if stage3 and spec.methods == (Method.QLORA,):
-        message = "ZeRO-3 does not partition a quantised base: every GPU would load the whole 4-bit model"
-        field = "pin.zero_stage" if pin.zero_stage == 3 else "pin.offload_param"
-        hint = "pin zero_stage to 2 or less, or use method lora, whose base ZeRO-3 partitions"
-        found.append(loaded.diagnostic(field, "qlora-under-zero-3", message, hint))
-    return found
-
-
-def _wants_deepspeed(loaded: LoadedSpec) -> bool:
-    """Whether a pin asks for DeepSpeed, by name or by what only DeepSpeed does."""
-    pin = loaded.spec.pin
-    offloads = Offload.CPU in (pin.offload_param, pin.offload_optimizer)
-    return pin.engine is Engine.DEEPSPEED or (pin.zero_stage or 0) > 0 or offloads
+    return found + engine_contradictions(loaded) + _target_contradictions(loaded, model)
 
 
 def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
@@ -290,39 +262,11 @@ def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
     )
 
 
-def _zero_settings(loaded: LoadedSpec, model: ModelFacts) -> ZeroConfig:
-    """Returns DeepSpeed's settings at stage 0: buckets scaled to the model unless pinned.
-
-    Source: transformers integrations/deepspeed.py resolves "auto" to hidden squared, 0.9 hidden squared, 10 hidden.
-    """
-    pin, hidden = loaded.spec.pin, model.hidden_size
-
-    def pick(value: int | None, other: int) -> int:
-        return other if value is None else value
-
-    return ZeroConfig(
-        stage=0,
-        reduce_bucket_elements=pick(pin.reduce_bucket_size, hidden * hidden),
-        allgather_bucket_elements=pick(pin.allgather_bucket_size, _int_fact("deepspeed.allgather_bucket_elements")),
-        prefetch_elements=pick(pin.prefetch_bucket_size, hidden * hidden * 9 // 10),
-        persistence_elements=pick(pin.param_persistence_threshold, 10 * hidden),
-        max_live_elements=pick(pin.max_live_parameters, _int_fact("deepspeed.max_live_elements")),
-        sub_group_elements=pick(pin.sub_group_size, _int_fact("deepspeed.sub_group_elements")),
-        overlap_comm=True if pin.overlap_comm is None else pin.overlap_comm,
-    )
-
-
-def _int_fact(key: str) -> int:
-    return int(load_fact(key).value)
-
-
-def _as_asked(
-    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Method, lora: LoraConfig, zero: ZeroConfig
-) -> TrainingConfig:
-    """Returns the configuration without any technique, pins applied."""
+def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Method, lora: LoraConfig) -> TrainingConfig:
+    """Returns the configuration without any technique, pins applied but for those of the engine."""
     spec, pin = loaded.spec, loaded.spec.pin
     world = spec.world_size
-    per_rank = spec.training.global_batch_size // world
+    per_rank = spec.training.global_batch_size // spec.data_parallel_ranks
     micro, accumulation = _batch(pin.micro_batch_size, pin.gradient_accumulation_steps, per_rank)
     packing = spec.data.packing or spec.task is Task.PRETRAIN
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
@@ -330,7 +274,7 @@ def _as_asked(
     loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
     capped = any(group.block.attention.logit_softcap is not None for group in model.groups)
     attention = Attention.EAGER if capped else Attention.SDPA  # transformers has no SDPA path with capped scores
-    config = TrainingConfig(
+    return TrainingConfig(
         task=spec.task,
         method=method,
         precision=pin.precision or (Precision.BF16 if gpu.bf16 else Precision.FP16),
@@ -352,8 +296,9 @@ def _as_asked(
         expandable_segments=pin.expandable_segments if pin.expandable_segments is not None else True,
         gradient_as_bucket_view=pin.gradient_as_bucket_view if pin.gradient_as_bucket_view is not None else True,
         double_quantization=pin.double_quantization if pin.double_quantization is not None else True,
+        checkpoint_offload=bool(pin.checkpoint_offload),
+        context_parallel=pin.context_parallel or 1,
     )
-    return _pinned_engine(loaded, config, zero)
 
 
 def _batch(micro: int | None, accumulation: int | None, per_rank: int) -> tuple[int, int]:
@@ -365,39 +310,24 @@ def _batch(micro: int | None, accumulation: int | None, per_rank: int) -> tuple[
     return per_rank, 1
 
 
-def _pinned_engine(loaded: LoadedSpec, config: TrainingConfig, zero: ZeroConfig) -> TrainingConfig:
-    """Returns the configuration with pinned engine, stage and offload."""
-    pin = loaded.spec.pin
-    wants_param = pin.offload_param is Offload.CPU
-    wants_optimizer = pin.offload_optimizer is Offload.CPU
-    if not _wants_deepspeed(loaded):
-        return config if pin.engine is None else replace(config, engine=pin.engine)
-    stage = pin.zero_stage
-    if stage is None:
-        stage = 3 if wants_param else 2 if wants_optimizer else 0
-    settings = replace(
-        zero,
-        stage=stage,
-        offload_optimizer=Offload.CPU if wants_optimizer else Offload.NONE,
-        offload_param=Offload.CPU if wants_param else Offload.NONE,
-    )
-    lora = replace(config.lora, precision=AdapterPrecision.BASE) if config.lora is not None else None
-    return replace(config, engine=Engine.DEEPSPEED, zero=settings, lora=lora)
-
-
 def _frozen(loaded: LoadedSpec) -> frozenset[Dimension]:
     """Returns the dimensions that pins have decided."""
     pin = loaded.spec.pin
+    plain = pin.engine in (Engine.SINGLE, Engine.DDP)
     checks: tuple[tuple[Dimension, Callable[[], bool]], ...] = (
         (Dimension.STATES, lambda: pin.optimizer is not None),
-        (Dimension.SHARDING, lambda: pin.zero_stage is not None or pin.engine in (Engine.SINGLE, Engine.DDP)),
+        (Dimension.ADAPTERS, lambda: pin.adapter_precision is not None),
+        (Dimension.SHARDING, lambda: pin.zero_stage is not None or plain or wants_fsdp(loaded)),
+        (Dimension.OFFLOAD_OPTIMIZER, lambda: pin.offload_optimizer is not None or plain),
+        (Dimension.OFFLOAD_PARAM, lambda: pin.offload_param is not None or plain),
         (
-            Dimension.OFFLOAD_OPTIMIZER,
-            lambda: pin.offload_optimizer is not None or pin.engine in (Engine.SINGLE, Engine.DDP),
+            Dimension.ENGINE_STATES,
+            lambda: plain or pin.bf16_master_weights is not None or pin.bf16_optimizer_states is not None,
         ),
-        (Dimension.OFFLOAD_PARAM, lambda: pin.offload_param is not None or pin.engine in (Engine.SINGLE, Engine.DDP)),
+        (Dimension.CONTEXT, lambda: plain or pin.context_parallel is not None),
         (Dimension.LOSS, lambda: pin.loss is not None),
         (Dimension.CHECKPOINTING, lambda: pin.activation_checkpointing is not None),
+        (Dimension.CHECKPOINT_OFFLOAD, lambda: pin.checkpoint_offload is not None),
         (
             Dimension.MICRO_BATCH,
             lambda: pin.micro_batch_size is not None or pin.gradient_accumulation_steps is not None,
@@ -413,9 +343,13 @@ def _ruled_out(loaded: LoadedSpec) -> frozenset[str]:
     if pin.precision is not None:
         names |= {"bf16-states", "bf16-adamw-8bit"}
     if pin.zero_stage in (0, 1):
-        names |= {"offload-optimizer", "offload-param"}
+        names |= {"offload-optimizer", "offload-optimizer-nvme", "offload-param", "offload-param-nvme"}
     if pin.zero_stage == 2:
-        names.add("offload-param")
+        names |= {"offload-optimizer-nvme", "offload-param", "offload-param-nvme"}
+    if pin.engine is Engine.DEEPSPEED:
+        names |= {"fsdp", "fsdp-hybrid"}
+    if pin.hybrid_sharding is False:
+        names |= {"fsdp-hybrid", "zero-3-hybrid"}
     return frozenset(names)
 
 
