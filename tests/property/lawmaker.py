@@ -77,7 +77,7 @@ def solved(spec: SpecDict) -> Plan | Infeasible:
 def rung_of(spec: SpecDict) -> int | None:
     """Returns the rung of the plan without building the plan; None when nothing fits."""
     machine = machine_of(spec)
-    best = choose(machine, machine.candidates())
+    best = choose(machine)
     return None if best is None else best.candidate.rung
 
 

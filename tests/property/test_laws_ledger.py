@@ -35,7 +35,7 @@ machines = specs().map(machine_or_none).filter(lambda machine: machine is not No
 
 def any_candidate(machine: Machine, data: st.DataObject) -> Candidate:
     """Draws one configuration of the ladder."""
-    candidates = machine.candidates()
+    candidates = machine.space().candidates()
     return candidates[data.draw(st.integers(0, len(candidates) - 1), label="candidate")]
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memc.config import TrainingConfig
-from memc.solver.search import Candidate, Machine
+from memc.solver.search import Machine
 from memc.solver.solve import Timed
-from memc.solver.trail import least_memory
+from memc.solver.space import Totals
 from memc.units import format_gib, format_seconds
 
 
@@ -17,6 +17,7 @@ class Stopper(StrEnum):
 
     GPU = "gpu"
     HOST = "host"
+    NVME = "nvme"
     TIME = "time"
     MODEL = "model"
     BATCH = "batch"
@@ -73,12 +74,10 @@ class Attempt:
 
     Attributes:
         machine: Its question.
-        candidates: Everything that was considered.
         best: The choice; None when nothing fits.
     """
 
     machine: Machine
-    candidates: list[Candidate]
     best: Timed | None
 
     def summary(self) -> Summary | None:
@@ -102,16 +101,19 @@ class Attempt:
         """Returns what stops the nearest configuration; None when one fits."""
         if self.best is not None:
             return None
-        if not self.candidates:
+        if not self.machine.space().considered:
             return Shortfall(
                 stopped_by=Stopper.REFUSED, sentence="the techniques that the spec requires exclude each other"
             )
-        fitting = [candidate for candidate in self.candidates if self.machine.fits(candidate.price)]
-        return self._too_slow(fitting) if fitting else self._too_large()
+        nearest = self.machine.space().least_memory()
+        assert nearest is not None
+        needs = nearest[0].totals(nearest[1])
+        return self._too_slow() if needs.within(self.machine.question.budget) else self._too_large(needs)
 
-    def _too_slow(self, fitting: list[Candidate]) -> Shortfall:
+    def _too_slow(self) -> Shortfall:
         budget = self.machine.question.budget
-        times = [self.machine.time(candidate.config) for candidate in fitting]
+        fitting = self.machine.space().fitting()
+        times = [self.machine.time(frame.with_shape(shape)) for frame, shape in fitting]
         if budget.usd is not None:
             least = min(time.total_usd or 0.0 for time in times)
             sentence = f"the cheapest plan that fits costs ${least:,.2f}; the budget is ${budget.usd:,.2f}"
@@ -120,13 +122,16 @@ class Attempt:
         sentence = f"the fastest plan that fits takes {format_seconds(seconds)}; the budget is {format_seconds(limit)}"
         return Shortfall(stopped_by=Stopper.TIME, seconds=seconds - limit, sentence=sentence)
 
-    def _too_large(self) -> Shortfall:
+    def _too_large(self, needs: Totals) -> Shortfall:
         budget = self.machine.question.budget
-        price = least_memory(self.machine, self.candidates).price
-        over = price.gpu_required_bytes - budget.gpu_bytes
+        over = needs.gpu - budget.gpu_bytes
         if over > 0:
-            sentence = f"{format_gib(over)} short on each GPU ({format_gib(price.gpu_required_bytes)} at best)"
+            sentence = f"{format_gib(over)} short on each GPU ({format_gib(needs.gpu)} at best)"
             return Shortfall(stopped_by=Stopper.GPU, bytes=over, sentence=sentence)
-        over = price.host_required_bytes - (budget.host_bytes or 0)
-        sentence = f"{format_gib(over)} short on the host ({format_gib(price.host_required_bytes)} at best)"
-        return Shortfall(stopped_by=Stopper.HOST, bytes=over, sentence=sentence)
+        over = needs.host - (needs.host if budget.host_bytes is None else budget.host_bytes)
+        if over > 0:
+            sentence = f"{format_gib(over)} short on the host ({format_gib(needs.host)} at best)"
+            return Shortfall(stopped_by=Stopper.HOST, bytes=over, sentence=sentence)
+        over = needs.nvme - budget.nvme_bytes
+        sentence = f"{format_gib(over)} short on the drive ({format_gib(needs.nvme)} at best)"
+        return Shortfall(stopped_by=Stopper.NVME, bytes=over, sentence=sentence)

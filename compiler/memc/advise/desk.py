@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from memc.advise.attempt import Attempt, Shortfall, Stopper
-from memc.clock import Clock, clock_facts
 from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts
 from memc.ledger import Estimator, ledger_facts
 from memc.ledger.constants import LedgerFacts
 from memc.solver.resolve import resolve
-from memc.solver.search import Machine
-from memc.solver.solve import choose
+from memc.solver.solve import choose, machine_of
 from memc.spec import LoadedSpec, Spec
 from memc.spec_checks import contradictions
 
@@ -50,10 +48,8 @@ class Desk:
         model, gpu = model or self.model, gpu or self.gpu
         facts = ledger_facts(gpu)
         question = resolve(loaded, model, gpu, facts, self.samples)
-        rates = clock_facts(gpu, question.asked.precision, question.asked.world_size)
-        machine = Machine(question, self._estimator(model, facts), Clock(model, rates))
-        candidates = machine.candidates()
-        return Attempt(machine=machine, candidates=candidates, best=choose(machine, candidates))
+        machine = machine_of(question, self._estimator(model, facts))
+        return Attempt(machine=machine, best=choose(machine))
 
     def attempt_or_why_not(
         self, spec: Spec, *, model: ModelFacts | None = None, gpu: GpuFacts | None = None

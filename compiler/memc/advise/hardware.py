@@ -215,10 +215,8 @@ def _optimise(attempt: Attempt) -> tuple[Saving, ...]:
     asked = machine.question.asked
     peak = machine.estimator.price(asked).gpu_required_bytes
     seconds = machine.time(asked).step_seconds
-    if not attempt.candidates:
-        return ()
     chosen = attempt.best.candidate if attempt.best is not None else None
-    steps = trail(machine, attempt.candidates, chosen)
+    steps = trail(machine, chosen)
     return tuple(saving for step in steps if (saving := _saving(step, peak, seconds)) is not None)
 
 

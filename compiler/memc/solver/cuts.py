@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from memc.ladder import Technique
 from memc.ledger.entries import Account
 from memc.plan import Infeasible, Plan
-from memc.solver.search import Candidate
 from memc.solver.solve import machine_for
+from memc.solver.space import Candidate
 from memc.spec import LoadedSpec
 
 
@@ -48,7 +48,7 @@ def next_cuts(
     if isinstance(result, Infeasible):
         return ()
     machine = machine_for(loaded, result.model, result.gpu, samples)
-    chosen = _by_dimension(machine.candidates(), result.config)
+    chosen = _by_dimension(machine.space().candidates(), result.config)
     if chosen is None:
         return ()
     here, candidates = chosen

@@ -12,7 +12,8 @@ from memc.facts import AttentionFacts, Block, Fact, GpuFacts, MlpFacts, ModelFac
 from memc.ladder import Dimension, Technique
 from memc.plan import Provenance
 from memc.solver.resolve import Question
-from memc.solver.search import Candidate, Machine
+from memc.solver.search import Machine
+from memc.solver.space import Candidate
 
 _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
     Dimension.METHOD: (("peft_config.json", "r"), ("peft_config.json", "target_modules"), ("train.py", "METHOD")),
@@ -23,6 +24,13 @@ _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
     ),
     Dimension.OFFLOAD_OPTIMIZER: (("ds_config.json", "zero_optimization.offload_optimizer.device"),),
     Dimension.OFFLOAD_PARAM: (("ds_config.json", "zero_optimization.offload_param.device"),),
+    Dimension.ENGINE_STATES: (
+        ("ds_config.json", "bf16.bf16_master_weights_and_grads"),
+        ("ds_config.json", "bf16.bf16_optimizer_states"),
+    ),
+    Dimension.ADAPTERS: (("train.py", "ADAPTER_DTYPE"),),
+    Dimension.CONTEXT: (("train.py", "CONTEXT_PARALLEL"),),
+    Dimension.CHECKPOINT_OFFLOAD: (("train.py", "CHECKPOINT_OFFLOAD"),),
     Dimension.LOSS: (("train.py", "LOSS"),),
     Dimension.CHECKPOINTING: (("train.py", "activation_checkpointing"),),
     Dimension.MICRO_BATCH: (
@@ -30,18 +38,28 @@ _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
         ("train.py", "gradient_accumulation_steps"),
     ),
 }
+_FSDP_KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
+    Dimension.SHARDING: (("accelerate.yaml", "fsdp_config"),),
+    Dimension.OFFLOAD_PARAM: (("accelerate.yaml", "fsdp_config.fsdp_offload_params"),),
+}
 
 
-def provenance(machine: Machine, candidates: list[Candidate], chosen: Candidate) -> tuple[Provenance, ...]:
+def provenance(machine: Machine, chosen: Candidate) -> tuple[Provenance, ...]:
     """Returns one record per key that a technique set, with what the plan would need more without that technique."""
-    by_names = {frozenset(t.name for t in candidate.techniques): candidate for candidate in candidates}
     names = frozenset(technique.name for technique in chosen.techniques)
     records = []
     for technique in chosen.techniques:
-        without = by_names.get(names - {technique.name})
+        without = machine.space().find(names - {technique.name})
         saved = without.price.gpu_required_bytes - chosen.price.gpu_required_bytes if without is not None else 0
-        records += [_record(machine, technique, file, key, saved) for file, key in _KEYS[technique.dimension]]
+        records += [_record(machine, technique, file, key, saved) for file, key in _keys(technique, chosen.config)]
     return tuple(sorted(records, key=lambda record: (record.rung, record.file, record.key)))
+
+
+def _keys(technique: Technique, config: TrainingConfig) -> tuple[tuple[str, str], ...]:
+    """Returns the files and keys that a technique set."""
+    if config.engine is Engine.FSDP and technique.dimension in _FSDP_KEYS:
+        return _FSDP_KEYS[technique.dimension]
+    return _KEYS[technique.dimension]
 
 
 def _record(machine: Machine, technique: Technique, file: str, key: str, saved: int) -> Provenance:

@@ -1,34 +1,16 @@
-"""The whole space: every valid set of techniques, priced and timed."""
+"""One question with what prices and times it: the machine of the solver, and the order of its ladder."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memc.clock.estimate import Clock
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
-from memc.ladder import LADDER, Dimension, Technique, with_micro_batch
-from memc.ledger.estimate import Estimator, Price
+from memc.ladder import LADDER, Dimension, with_micro_batch
+from memc.ledger.estimate import Estimator
 from memc.solver.resolve import Question
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """One valid configuration with the techniques that lead to it.
-
-    Attributes:
-        config: The configuration.
-        techniques: In order of application.
-        rung: The highest rung among them; 1 without any.
-        price: Its memory.
-    """
-
-    config: TrainingConfig
-    techniques: tuple[Technique, ...]
-    rung: int
-    price: Price
+from memc.solver.space import Candidate, Space, Totals
 
 
 class Machine:
@@ -38,20 +20,29 @@ class Machine:
         self.question = question
         self.estimator = estimator
         self.clock = clock
-        self._times: dict[TrainingConfig, StepTime] = {}
+        self._times: dict[int, tuple[TrainingConfig, StepTime]] = {}
+        self._space: Space | None = None
         self.rungs, self.order_note = ladder_order(question, estimator, clock)
 
+    def space(self) -> Space:
+        """Returns every valid configuration; made when first asked for."""
+        if self._space is None:
+            self._space = Space(self.question, self.estimator, self.rungs)
+        return self._space
+
     def time(self, config: TrainingConfig) -> StepTime:
-        """Returns the time of one step and of the run; each configuration is timed once."""
-        if config not in self._times:
-            self._times[config] = self.clock.step_time(
+        """Returns the time of one step and of the run; each record is timed once."""
+        known = self._times.get(id(config))
+        if known is None:
+            time = self.clock.step_time(
                 config,
                 self.estimator.counts(config),
                 total_steps=self.total_steps(config),
                 length_share=self.question.length_share,
                 usd_per_gpu_hour=self.question.budget.usd_per_gpu_hour,
             )
-        return self._times[config]
+            known = self._times[id(config)] = config, time  # the record stays alive, so that its id stays its own
+        return known[1]
 
     def total_steps(self, config: TrainingConfig) -> int | None:
         """Returns the optimizer steps of the run; None when the amount of data is unknown."""
@@ -63,11 +54,11 @@ class Machine:
         per_epoch = math.ceil(self.question.samples / config.global_batch_size)
         return max(1, math.ceil(per_epoch * training.epochs))
 
-    def fits(self, price: Price) -> bool:
-        """Whether GPU and host stay within the budget."""
-        budget = self.question.budget
-        host_ok = budget.host_bytes is None or price.host_required_bytes <= budget.host_bytes
-        return price.gpu_required_bytes <= budget.gpu_bytes and host_ok
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether card, host and drive stay within the budget."""
+        price = candidate.price
+        needs = Totals(price.gpu_required_bytes, price.host_required_bytes, price.nvme_required_bytes)
+        return needs.within(self.question.budget)
 
     def in_time(self, time: StepTime) -> bool:
         """Whether the run stays within the time or money budget (an unknown length does)."""
@@ -75,45 +66,6 @@ class Machine:
         if budget.seconds is not None and time.total_seconds is not None and time.total_seconds > budget.seconds:
             return False
         return not (budget.usd is not None and time.total_usd is not None and time.total_usd > budget.usd)
-
-    def candidates(self) -> list[Candidate]:
-        """Returns every valid configuration that has the required techniques."""
-        required = self.question.required
-        found = []
-        for config, used in _combinations(self.question):
-            names = {technique.name for technique in used}
-            if required <= names:
-                rung = max((self.rungs[name] for name in names), default=1)
-                found.append(Candidate(config, used, rung, self.estimator.price(config)))
-        return found
-
-
-def _combinations(question: Question) -> Iterator[tuple[TrainingConfig, tuple[Technique, ...]]]:
-    """Yields every configuration that techniques lead to, one technique per dimension at most."""
-    options = {
-        dimension: [
-            technique
-            for technique in LADDER
-            if technique.dimension is dimension
-            and technique.name not in question.forbidden
-            and dimension not in question.frozen
-        ]
-        for dimension in Dimension
-    }
-    order = list(Dimension)
-
-    def extend(
-        config: TrainingConfig, used: tuple[Technique, ...], depth: int
-    ) -> Iterator[tuple[TrainingConfig, tuple[Technique, ...]]]:
-        if depth == len(order):
-            yield config, used
-            return
-        yield from extend(config, used, depth + 1)
-        for technique in options[order[depth]]:
-            if technique.why_not(config, question.situation) is None:
-                yield from extend(technique.apply(config, question.situation), (*used, technique), depth + 1)
-
-    yield from extend(question.asked, (), 0)
 
 
 def ladder_order(question: Question, estimator: Estimator, clock: Clock) -> tuple[dict[str, int], str]:

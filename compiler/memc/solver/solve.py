@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memc.clock import Clock, StepTime, clock_facts
-from memc.config import TrainingConfig
+from memc.config import Optimizer, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
-from memc.solver.resolve import resolve, run_settings
-from memc.solver.search import Candidate, Machine
+from memc.solver.resolve import Question, resolve, run_settings
+from memc.solver.search import Machine
+from memc.solver.space import Candidate, Frame, Shape
 from memc.solver.trail import trail
 from memc.solver.warnings import warnings
 from memc.spec import LoadedSpec, Objective
@@ -22,15 +24,26 @@ TIE_SHARE = 1.03
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A candidate that fits, with its time."""
+    """A configuration that fits, with its time."""
 
-    candidate: Candidate
+    frame: Frame
+    shape: Shape
     time: StepTime
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The configuration."""
+        return self.frame.with_shape(self.shape)
+
+    @property
+    def candidate(self) -> Candidate:
+        """The configuration with its techniques and its price."""
+        return self.frame.candidate(self.shape)
 
     @property
     def seconds_per_sample(self) -> float:
         """Step time over the samples of the step."""
-        return self.time.step_seconds / self.candidate.config.global_batch_size
+        return self.time.step_seconds / self.config.global_batch_size
 
 
 def machine_for(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None) -> Machine:
@@ -40,9 +53,15 @@ def machine_for(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: i
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
     facts = ledger_facts(gpu)
-    question = resolve(loaded, model, gpu, facts, samples)
-    clock = Clock(model, clock_facts(gpu, question.asked.precision, question.asked.world_size))
-    return Machine(question, Estimator(model, facts), clock)
+    return machine_of(resolve(loaded, model, gpu, facts, samples), Estimator(model, facts))
+
+
+def machine_of(question: Question, estimator: Estimator) -> Machine:
+    """Returns the machine of a question; the estimator is that of its model and card."""
+    asked = question.asked
+    return Machine(
+        question, estimator, Clock(question.model, clock_facts(question.gpu, asked.precision, asked.world_size))
+    )
 
 
 def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None) -> Plan | Infeasible:
@@ -59,56 +78,83 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
     """
     with facts_read() as facts:
         machine = machine_for(loaded, model, gpu, samples)
-        candidates = machine.candidates()
-        best = choose(machine, candidates)
+        best = choose(machine)
         if best is None:
-            return infeasible(machine, candidates)
-        plan = _plan(machine, candidates, best)
+            return infeasible(machine, machine_of)
+        plan = _plan(machine, best)
     return replace(plan, facts=used_facts(machine.question, plan.config, facts))
 
 
-def choose(machine: Machine, candidates: list[Candidate]) -> Timed | None:
-    """Returns the best candidate under the spec's objective; None when nothing fits in memory and time.
+def choose(machine: Machine) -> Timed | None:
+    """Returns the best configuration under the spec's objective; None when nothing fits in memory and time.
 
     lowest-rung: the lowest highest rung; then the method named first; then the fewest choices that change numerics;
     then least time; within 3 % of that, the fewest techniques.
     fastest and cheapest: least time (a price per hour is the same for all), same tie-break.
     """
-    fitting = [candidate for candidate in candidates if machine.fits(candidate.price)]
-    timed = [Timed(candidate, machine.time(candidate.config)) for candidate in fitting]
-    timed = [entry for entry in timed if machine.in_time(entry.time)]
+    space = machine.space()
+    if machine.question.loaded.spec.objective is not Objective.LOWEST_RUNG:
+        return _best(_timed(machine, space.fitting()))
+    for rung in space.rungs:
+        by_preference: dict[tuple[int, int], list[tuple[Frame, Shape]]] = {}
+        for frame, shape in space.fitting(rung):
+            by_preference.setdefault(_preference(machine, frame), []).append((frame, shape))
+        for preference in sorted(by_preference):
+            best = _best(_timed(machine, by_preference[preference]))
+            if best is not None:
+                return best
+    return None
+
+
+def _preference(machine: Machine, frame: Frame) -> tuple[int, int]:
+    """Returns the place of a frame among those of one rung: of its method, then of how much it changes numerics."""
+    question = machine.question
+    return question.situation.methods.index(frame.config.method), changed_numerics(frame.config, question.asked)
+
+
+def _timed(machine: Machine, pairs: Iterable[tuple[Frame, Shape]]) -> list[Timed]:
+    """Returns what stays within the time budget."""
+    timed = (Timed(frame, shape, machine.time(frame.with_shape(shape))) for frame, shape in pairs)
+    return [entry for entry in timed if machine.in_time(entry.time)]
+
+
+def _best(timed: list[Timed]) -> Timed | None:
+    """Returns the fastest; of those within 3 % of it, the one with the fewest techniques."""
     if not timed:
         return None
-    if machine.question.loaded.spec.objective is Objective.LOWEST_RUNG:
-        lowest = min(entry.candidate.rung for entry in timed)
-        timed = [entry for entry in timed if entry.candidate.rung == lowest]
-        methods = machine.question.situation.methods
-        preferred = min(methods.index(entry.candidate.config.method) for entry in timed)
-        timed = [entry for entry in timed if entry.candidate.config.method is methods[preferred]]
-        asked = machine.question.asked
-        fewest = min(_numerics(entry.candidate.config, asked) for entry in timed)
-        timed = [entry for entry in timed if _numerics(entry.candidate.config, asked) == fewest]
     least = min(entry.seconds_per_sample for entry in timed)
     close = [entry for entry in timed if entry.seconds_per_sample <= least * TIE_SHARE]
     return min(
         close,
         key=lambda entry: (
-            len(entry.candidate.techniques),
+            len(entry.frame.techniques) + len(entry.shape.techniques),
             entry.seconds_per_sample,
-            entry.candidate.price.gpu_required_bytes,
+            entry.frame.totals(entry.shape).gpu,
         ),
     )
 
 
-def _numerics(config: TrainingConfig, asked: TrainingConfig) -> int:
+def changed_numerics(config: TrainingConfig, asked: TrainingConfig) -> int:
     """Returns how many choices that change what training computes differ from what was asked.
 
     A technique may change two of them at once: bf16 weights under an 8-bit optimizer are further away than either.
     """
-    return sum(getattr(config, name) != getattr(asked, name) for name in ("method", "precision", "optimizer"))
+    return sum(mine != theirs for mine, theirs in zip(_numerics(config), _numerics(asked), strict=True))
 
 
-def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:
+def _numerics(config: TrainingConfig) -> tuple[object, ...]:
+    """Returns the choices that change what training computes; where states lie is none of them."""
+    zero = config.zero
+    return (
+        config.method,
+        config.precision,
+        config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT),
+        zero is not None and zero.bf16_master_weights,
+        zero is not None and zero.bf16_states,
+    )
+
+
+def _plan(machine: Machine, best: Timed) -> Plan:
     """Returns the full record of the chosen candidate."""
     question, chosen = machine.question, best.candidate
     config = chosen.config
@@ -128,10 +174,10 @@ def _plan(machine: Machine, candidates: list[Candidate], best: Timed) -> Plan:
         budget=question.budget,
         rung=chosen.rung,
         techniques=tuple(technique.name for technique in chosen.techniques),
-        trail=trail(machine, candidates, chosen),
+        trail=trail(machine, chosen),
         total_steps=steps,
-        considered=len(candidates),
+        considered=machine.space().considered,
         facts={},
-        provenance=provenance(machine, candidates, chosen),
+        provenance=provenance(machine, chosen),
         warnings=warnings(machine, chosen, best.time),
     )

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from memc.ladder import LADDER, Technique
 from memc.plan import TrailStep, Verdict
-from memc.solver.search import Candidate, Machine
+from memc.solver.search import Machine
+from memc.solver.space import Candidate
 from memc.units import format_gib, format_seconds
 
 AS_ASKED = "as asked"
 _LISTED = 4
 
 
-def trail(machine: Machine, candidates: list[Candidate], chosen: Candidate | None) -> tuple[TrailStep, ...]:
+def trail(machine: Machine, chosen: Candidate | None) -> tuple[TrailStep, ...]:
     """Returns one step per rung, lowest first.
 
     Args:
         machine: The priced question.
-        candidates: Everything that was considered.
         chosen: The plan; None when nothing fits.
     """
-    return tuple(_step(machine, candidates, chosen, rung) for rung in range(1, max(machine.rungs.values()) + 1))
+    return tuple(_step(machine, chosen, rung) for rung in range(1, max(machine.rungs.values()) + 1))
 
 
 def rung_techniques(machine: Machine, rung: int) -> list[Technique]:
@@ -27,32 +27,17 @@ def rung_techniques(machine: Machine, rung: int) -> list[Technique]:
     return [technique for technique in LADDER if machine.rungs[technique.name] == rung]
 
 
-def least_memory(machine: Machine, candidates: list[Candidate]) -> Candidate:
-    """Returns the candidate that is nearest to the budget: least shortfall over GPU and host, then least GPU memory."""
-    budget = machine.question.budget
-
-    def key(candidate: Candidate) -> tuple[int, int]:
-        gpu = max(0, candidate.price.gpu_required_bytes - budget.gpu_bytes)
-        host = 0
-        if budget.host_bytes is not None:
-            host = max(0, candidate.price.host_required_bytes - budget.host_bytes)
-        return gpu + host, candidate.price.gpu_required_bytes
-
-    return min(candidates, key=key)
-
-
 def _listed(names: list[str]) -> str:
     """Returns names for display; of a long run, the first and the last."""
     return ", ".join(names) if len(names) <= _LISTED else f"{names[0]} … {names[-1]}"
 
 
-def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | None, rung: int) -> TrailStep:
+def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
     """Returns what was found on one rung."""
     techniques = rung_techniques(machine, rung)
     names = _listed([technique.name for technique in techniques]) or AS_ASKED
     fidelity = ", ".join(dict.fromkeys(str(technique.fidelity) for technique in techniques))
-    here = [candidate for candidate in candidates if candidate.rung == rung]
-    if not here:
+    if rung not in machine.space().rungs:
         return TrailStep(
             rung=rung,
             technique=names,
@@ -66,7 +51,7 @@ def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | Non
     if chosen is not None and chosen.rung == rung:
         best, verdict = chosen, Verdict.CHOSEN
     else:
-        best, verdict = _passed_over(machine, here, needed=chosen is None or rung < chosen.rung)
+        best, verdict = _passed_over(machine, rung, needed=chosen is None or rung < chosen.rung)
     used = " + ".join(technique.name for technique in best.techniques) or AS_ASKED
     time = machine.time(best.config)
     budget = machine.question.budget
@@ -83,18 +68,23 @@ def _step(machine: Machine, candidates: list[Candidate], chosen: Candidate | Non
     )
 
 
-def _passed_over(machine: Machine, here: list[Candidate], *, needed: bool) -> tuple[Candidate, Verdict]:
-    """Returns the candidate that stands for a rung that was not chosen, and why it was not.
+def _passed_over(machine: Machine, rung: int, *, needed: bool) -> tuple[Candidate, Verdict]:
+    """Returns the configuration that stands for a rung that was not chosen, and why it was not.
 
     That is the one nearest to the budget; where some fit in memory but none in time, the fastest of these.
     """
-    fitting = [candidate for candidate in here if machine.fits(candidate.price)]
-    if not fitting:
-        return least_memory(machine, here), Verdict.TOO_LARGE
-    fastest = min(fitting, key=lambda candidate: machine.time(candidate.config).step_seconds)
-    if needed or not machine.in_time(machine.time(fastest.config)):
-        return fastest, Verdict.TOO_SLOW
-    return least_memory(machine, fitting), Verdict.NOT_NEEDED
+    space, budget = machine.space(), machine.question.budget
+    nearest = space.least_memory(rung)
+    assert nearest is not None
+    if not nearest[0].totals(nearest[1]).within(budget):
+        return nearest[0].candidate(nearest[1]), Verdict.TOO_LARGE
+    if not needed and budget.seconds is None and budget.usd is None:
+        return nearest[0].candidate(nearest[1]), Verdict.NOT_NEEDED
+    fitting = ((frame, shape, machine.time(frame.with_shape(shape))) for frame, shape in space.fitting(rung))
+    frame, shape, time = min(fitting, key=lambda item: item[2].step_seconds)
+    if needed or not machine.in_time(time):
+        return frame.candidate(shape), Verdict.TOO_SLOW
+    return nearest[0].candidate(nearest[1]), Verdict.NOT_NEEDED
 
 
 def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> str:
@@ -112,7 +102,10 @@ def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> s
     if over:
         return f"at best {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
     host = best.price.host_required_bytes - (budget.host_bytes or 0)
-    return f"at best {format_gib(host)} above the host memory of {format_gib(budget.host_bytes or 0)}"
+    if budget.host_bytes is not None and host > 0:
+        return f"at best {format_gib(host)} above the host memory of {format_gib(budget.host_bytes)}"
+    drive = best.price.nvme_required_bytes - budget.nvme_bytes
+    return f"at best {format_gib(drive)} above the {format_gib(budget.nvme_bytes)} of the drive"
 
 
 def _why_none(machine: Machine, techniques: list[Technique]) -> str:

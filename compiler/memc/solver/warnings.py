@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memc.clock import StepTime
 from memc.config import Attention, Offload, Precision
-from memc.solver.search import Candidate, Machine
+from memc.solver.search import Machine
+from memc.solver.space import Candidate
 from memc.units import format_gib
 
 _SLOW_OFFLOAD_SHARE = 0.5
