@@ -159,6 +159,16 @@ class ZeroConfig:
     nvme_resident_elements: int = 0
     nvme_state_buffers: int = 0
 
+    @property
+    def master_bytes(self) -> int:
+        """Bytes of one element of the master weights."""
+        return 2 if self.bf16_master_weights else 4
+
+    @property
+    def moment_bytes(self) -> int:
+        """Bytes of one element of each of Adam's moments."""
+        return 2 if self.bf16_states else 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpConfig:

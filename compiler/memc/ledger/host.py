@@ -43,7 +43,7 @@ def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts,
                 "DeepSpeed stage3.py param_groups_fp16_flat_cpu_memory; torch CachingHostAllocator",
             )
         )
-    if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
+    if config.optimizer in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW):
         size, formula = adam_bytes(config, counts, types, facts)
         entries.append(
             host_entry(
@@ -88,9 +88,10 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
     stage3 = config.zero.stage == 3
     unit = min(share, config.zero.sub_group_elements) if stage3 else share
     groups = ceil_div(share, unit) if unit else 0
-    pinned_fp32 = groups * next_power_of_two(4 * unit)
+    master_size, moment = config.zero.master_bytes, config.zero.moment_bytes
+    pinned_fp32 = groups * next_power_of_two(master_size * unit)
     pinned_16bit = next_power_of_two(2 * share)
-    master = 4 * share if stage3 else pinned_fp32
+    master = master_size * share if stage3 else pinned_fp32
     source = "DeepSpeed stage3.py" if stage3 else "DeepSpeed stage_1_and_2.py"
     rounding = "pinned blocks round up to a power of two"
     return [
@@ -99,15 +100,15 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             Account.MASTER_WEIGHTS,
             ranks * master,
             AFTER_LOAD,
-            f"{ranks} ranks x 4 B x {share} elements" + ("" if stage3 else f"; {rounding}: {master} B"),
+            f"{ranks} ranks x {master_size} B x {share} elements" + ("" if stage3 else f"; {rounding}: {master} B"),
             source,
         ),
         host_entry(
             "offloaded-adam-moments",
             Account.OPTIMIZER_STATES,
-            ranks * 8 * share,
+            ranks * 2 * moment * share,
             AFTER_LOAD,
-            f"{ranks} ranks x 2 moments x 4 B x {share} elements, not pinned",
+            f"{ranks} ranks x 2 moments x {moment} B x {share} elements, not pinned",
             "DeepSpeed cpu_adam.py",
         ),
         host_entry(
@@ -115,7 +116,7 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             Account.GRADIENTS,
             ranks * pinned_fp32,
             AFTER_LOAD,
-            f"{ranks} ranks x 4 B x {share} elements; {rounding}: {pinned_fp32} B",
+            f"{ranks} ranks x {master_size} B x {share} elements; {rounding}: {pinned_fp32} B",
             source,
         ),
         host_entry(

@@ -48,8 +48,7 @@ def _states(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
     assert zero is not None
     share = ceil_div(counts.trainable, config.world_size)
     unit = min(share, zero.sub_group_elements)
-    master = 2 if zero.bf16_master_weights else 4
-    state = 2 if zero.bf16_states else 4
+    master, state = zero.master_bytes, zero.moment_bytes
     pinned = next_power_of_two(2 * share)
     return [
         _drive_entry(

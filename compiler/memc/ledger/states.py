@@ -170,6 +170,18 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
             "peft LoraLayer",
         )
     )
+    if zero is not None and zero.hpz_partition > 1:
+        second = ceil_div(counts.total + counts.adapters, zero.hpz_partition)
+        entries.append(
+            gpu_entry(
+                "second-copy-shards",
+                Account.PARAMETERS,
+                2 * second if on_gpu else 0,
+                AFTER_LOAD,
+                f"2 B x {counts.total + counts.adapters} elements / {zero.hpz_partition} ranks of one node",
+                "DeepSpeed partition_parameters.py ds_secondary_tensor",
+            )
+        )
     return entries
 
 
@@ -271,6 +283,8 @@ def adam_bytes(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts
     Source: torch.optim.AdamW (moments in the parameter's type); bitsandbytes optimizer.py (8-bit blocks);
         transformers Trainer (embeddings stay at 32 bits under 8-bit optimizers).
     """
+    if config.optimizer is Optimizer.PAGED_ADAMW:
+        return 8 * counts.trainable, f"2 moments x 4 B x {counts.trainable} elements"
     if config.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FOREACH):
         size = 2 * types.state
         return size * counts.trainable, f"2 moments x {types.state} B x {counts.trainable} elements"
@@ -286,7 +300,7 @@ def adam_bytes(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts
 def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts) -> list[Entry]:
     """Returns Adam states and step transients without DeepSpeed."""
     size, formula = adam_bytes(config, counts, types, facts)
-    paged = config.optimizer is Optimizer.PAGED_ADAMW_8BIT
+    paged = config.optimizer in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW)
     entries = [
         gpu_entry(
             "adam-moments",
@@ -320,11 +334,11 @@ def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) ->
     text = f"{counts.trainable} trainable elements" + (f" / {ranks} ranks" if zero.stage else "")
     entries: list[Entry] = []
     if zero.offload_optimizer is Offload.NONE:
+        master, moment = zero.master_bytes, zero.moment_bytes
+        moments = f"2 moments x {moment} B x {text}"
         entries += [
-            gpu_entry("master-weights", Account.MASTER_WEIGHTS, 4 * share, ALWAYS, f"4 B x {text}", _ZERO),
-            gpu_entry(
-                "adam-moments", Account.OPTIMIZER_STATES, 8 * share, AFTER_LOAD, f"2 moments x 4 B x {text}", _ZERO
-            ),
+            gpu_entry("master-weights", Account.MASTER_WEIGHTS, master * share, ALWAYS, f"{master} B x {text}", _ZERO),
+            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 2 * moment * share, AFTER_LOAD, moments, _ZERO),
         ]
     entries += _zero_gradients(config, counts, types, share, text)
     entries += _zero_buckets(config, counts)
@@ -336,6 +350,9 @@ def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, 
     zero = config.zero
     assert zero is not None
     size = types.gradient
+    # A flat 16-bit gradient is copied into the masters' type, unless that is its own.
+    copies = size if zero.master_bytes == size else size + zero.master_bytes
+    what = f"({size} B flat gradient" + (")" if copies == size else f" + {zero.master_bytes} B in the masters' type)")
     offloaded = zero.offload_optimizer is not Offload.NONE
     late = frozenset({Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING, Moment.STEP})
     stays = TRAINING if config.gradient_accumulation_steps > 1 else late
@@ -348,9 +365,9 @@ def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, 
             gpu_entry(
                 "step-sub-group",
                 Account.WORKSPACE,
-                6 * unit,
+                copies * unit,
                 frozenset({Moment.STEP}),
-                f"6 B x {unit} elements: fp32 gradient and 16-bit copy of one sub-group",
+                f"{what} x {unit} elements of one sub-group",
                 "DeepSpeed stage3.py step",
             ),
         ]
@@ -393,9 +410,9 @@ def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, 
             gpu_entry(
                 "step-flat-copies",
                 Account.WORKSPACE,
-                6 * share,
+                copies * share,
                 frozenset({Moment.STEP}),
-                f"(2 B flat 16-bit gradient + 4 B fp32 gradient) x {text}",
+                f"{what} x {text}",
                 "DeepSpeed stage_1_and_2.py step",
             )
         )
