@@ -1,19 +1,16 @@
 """What fully sharded data parallelism holds on one GPU: shards, gathered layers, buffers of the reduction.
 
-Version 2 (`fully_shard`) as accelerate sets it up: each layer is a unit, the input embedding another, the final norm and
-the head a third that stays gathered from its forward to its backward; a tied embedding belongs to that third. Version 1
-wraps the layers and leaves everything else to the root, which stays gathered for the whole step.
+Version 2 (`fully_shard`) as accelerate sets it up, and version 1 (FullyShardedDataParallel) wrapped by layer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from memc.config import Method, Offload, Optimizer, Precision, TrainingConfig
-from memc.facts.records import Block, ModelFacts
+from memc.config import Method, Offload, Optimizer, TrainingConfig
+from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.fsdp_units import Units, stored_bytes, units
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
 from memc.ledger.states import ParamCounts, nf4_bytes
 from memc.units import ceil_div
@@ -25,85 +22,6 @@ _FLAT = "torch distributed/fsdp/_flat_param.py, _runtime_utils.py"
 _FIRST, _LAST = frozenset({Moment.BACKWARD_FIRST_LAYER}), frozenset({Moment.BACKWARD_LAST_LAYER})
 _EMBEDDING = frozenset({Moment.BACKWARD_EMBEDDING})
 _PASS = TRAINING - {Moment.STEP}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Units:
-    """What is gathered and reduced together, in elements; adapters count with the layer they sit in.
-
-    Attributes:
-        layer: The largest layer, base and adapters.
-        layer_trainable: Its trainable elements.
-        layers: All layers of the main stack.
-        embedding: The input embedding, when it is a unit of its own.
-        tail: The final norm and the head, with the embedding when it shares the head's tensor.
-        tail_trainable: Its trainable elements.
-        root: Everything else; gathered for the whole step.
-    """
-
-    layer: int
-    layer_trainable: int
-    layers: int
-    embedding: int
-    tail: int
-    tail_trainable: int
-    root: int
-
-
-def adapter_params(block: Block, config: TrainingConfig) -> int:
-    """Returns the adapter elements of one layer."""
-    if config.lora is None:
-        return 0
-    targets, rank = frozenset(config.lora.target_modules), config.lora.rank
-    return sum(rank * (lin.in_features + lin.out_features) for lin in block.linears if lin.name in targets)
-
-
-def units(model: ModelFacts, config: TrainingConfig) -> Units:
-    """Returns how FSDP divides a model.
-
-    Source: accelerate utils/fsdp_utils.py: layers by class, then the input embedding, then final norm and head.
-    """
-    full = config.lora is None
-    sizes = [(group.block.params + adapter_params(group.block, config), group) for group in model.groups]
-    layer, largest = max(sizes, key=lambda item: item[0])
-    trainable = layer if full else adapter_params(largest.block, config)
-    layers = sum(size * group.count for size, group in sizes)
-    base = sum(group.block.params * group.count for group in model.groups)
-    outside = model.total_params - base
-    if config.fsdp is not None and config.fsdp.version == 1:
-        return Units(
-            layer=layer,
-            layer_trainable=trainable,
-            layers=layers,
-            embedding=0,
-            tail=0,
-            tail_trainable=0,
-            root=outside,
-        )
-    tail = model.final_norm.params + (model.embedding_params if model.tied else model.head_params)
-    embedding = 0 if model.tied else model.embedding_params
-    return Units(
-        layer=layer,
-        layer_trainable=trainable,
-        layers=layers,
-        embedding=embedding,
-        tail=tail,
-        tail_trainable=tail if full else 0,
-        root=outside - tail - embedding,
-    )
-
-
-def stored_bytes(config: TrainingConfig) -> int:
-    """Returns bytes per trainable element of a shard and of its gradient.
-
-    Source: accelerate turns trainable parameters to fp32 under mixed precision, unless some are 4-bit; FSDP keeps the
-        shard's type for the reduced gradient.
-    """
-    if config.precision is Precision.BF16_PURE:
-        return dtypes(config).gradient
-    if config.method is Method.QLORA and config.lora is not None and config.fsdp is not None:
-        return 4 if config.lora.precision.value == "fp32" else 2
-    return 4
 
 
 def fsdp_parameter_entries(
@@ -209,65 +127,53 @@ def _gathered(config: TrainingConfig, parts: Units) -> list[Entry]:
     layer is gathered while one runs. Version 1 computes on the gathered buffer itself, and gathers one layer ahead.
     """
     assert config.fsdp is not None
-    size, fsdp = dtypes(config).compute, config.fsdp
+    fsdp = config.fsdp
     source = _GROUP if fsdp.version == 2 else _FLAT
     ahead = fsdp.version == 2 or fsdp.backward_prefetch
     backward = 2 if ahead else 1
-    entries = [
-        gpu_entry(
+    evaluate, loss = frozenset({Moment.EVALUATE}), frozenset({Moment.LOSS})
+    kept = 0 if fsdp.reshard_after_forward else max(0, parts.layers - backward * parts.layer)
+    rows = (
+        (
             "gathered-layers-forward",
-            Account.WORKSPACE,
-            2 * size * parts.layer,
-            frozenset({Moment.FORWARD, Moment.EVALUATE}),
-            f"2 x {size} B x {parts.layer} elements: the layer that runs and one all-gather buffer",
+            2 * parts.layer,
+            frozenset({Moment.FORWARD}) | evaluate,
+            f"2 x {parts.layer} B: the layer that runs and one all-gather buffer",
             source,
         ),
-        gpu_entry(
+        (
             "gathered-layers-backward",
-            Account.WORKSPACE,
-            backward * size * parts.layer,
+            backward * parts.layer,
             _FIRST | _LAST,
-            f"{backward} x {size} B x {parts.layer} elements: the layer that runs" + (" and the next" if ahead else ""),
+            f"{backward} x {parts.layer} B: the layer that runs" + (" and the next" if ahead else ""),
             source,
         ),
-        gpu_entry(
+        (
             "gathered-head",
-            Account.WORKSPACE,
-            size * parts.tail,
-            _PASS if not parts.embedding and parts.tail else frozenset({Moment.LOSS, Moment.EVALUATE}),
-            f"{size} B x {parts.tail} elements of final norm and head, gathered until their backward",
+            parts.tail,
+            loss | evaluate | (_PASS if not parts.embedding else frozenset()),
+            f"{parts.tail} B of final norm and head, gathered until their backward",
             _ACCELERATE,
         ),
-        gpu_entry(
-            "gathered-embedding",
-            Account.WORKSPACE,
-            size * parts.embedding,
-            _EMBEDDING,
-            f"{size} B x {parts.embedding} elements",
-            _ACCELERATE,
-        ),
-        gpu_entry(
+        ("gathered-embedding", parts.embedding, _EMBEDDING, f"{parts.embedding} B", _ACCELERATE),
+        (
             "gathered-root",
-            Account.WORKSPACE,
-            size * parts.root,
-            _PASS | {Moment.EVALUATE},
-            f"{size} B x {parts.root} elements outside layers" + (", embedding and head" if fsdp.version == 2 else ""),
+            parts.root,
+            _PASS | evaluate,
+            f"{parts.root} B outside layers" + (", embedding and head" if fsdp.version == 2 else ""),
             source,
         ),
+        (
+            "gathered-model",
+            kept,
+            frozenset({Moment.FORWARD}) | loss | evaluate | _FIRST,
+            f"{kept} B of the other layers, gathered from their forward to their backward",
+            source,
+        ),
+    )
+    return [
+        gpu_entry(name, Account.WORKSPACE, bytes_, moments, text, where) for name, bytes_, moments, text, where in rows
     ]
-    if not fsdp.reshard_after_forward:
-        rest = max(0, parts.layers - backward * parts.layer)
-        entries.append(
-            gpu_entry(
-                "gathered-model",
-                Account.WORKSPACE,
-                size * rest,
-                frozenset({Moment.FORWARD, Moment.LOSS, Moment.EVALUATE}) | _FIRST,
-                f"{size} B x {rest} elements of the other layers, gathered from their forward to their backward",
-                source,
-            )
-        )
-    return entries
 
 
 def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> list[Entry]:
@@ -278,39 +184,31 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     """
     assert config.fsdp is not None
     fsdp, size, stored, ranks = config.fsdp, dtypes(config).compute, stored_bytes(config), config.shard_ranks
-    source = _REDUCE if fsdp.version == 2 else _FLAT
-    accumulates = config.gradient_accumulation_steps > 1
+    full, accumulates = config.lora is None, config.gradient_accumulation_steps > 1
     whole = accumulates and not fsdp.reduce_each_micro_batch
-    root_trains = parts.root if fsdp.version == 1 and config.lora is None else 0
-
-    def buffer(name: str, elements: int, moments: frozenset[Moment], text: str, account: Account) -> Entry:
-        return gpu_entry(name, account, size * elements, moments, f"{size} B x {elements} elements {text}", source)
-
-    embedding = parts.embedding if config.lora is None else 0
-    entries = [
-        buffer("layer-gradients", parts.layer_trainable, _FIRST | _LAST, "of the layer that runs", Account.GRADIENTS),
-        buffer("reduction-of-head", parts.tail_trainable, _FIRST, "of final norm and head", Account.WORKSPACE),
-        buffer(
-            "reduction-of-layer", parts.layer_trainable, _LAST | _EMBEDDING, "of the layer before", Account.WORKSPACE
+    across = fsdp.hybrid and config.nodes > 1 and stored != size
+    gradient, work = Account.GRADIENTS, Account.WORKSPACE
+    trainable = size * counts.trainable
+    rows = (
+        ("layer-gradients", gradient, parts.layer_gradient, _FIRST | _LAST, "of the layer that runs"),
+        ("reduction-of-head", work, parts.tail if full else 0, _FIRST, "of final norm and head"),
+        ("reduction-of-layer", work, parts.layer_gradient, _LAST | _EMBEDDING, "of the layer before"),
+        ("embedding-gradient", gradient, parts.embedding if full else 0, _EMBEDDING, "of the embedding"),
+        ("root-gradients", gradient, parts.root if full and fsdp.version == 1 else 0, BACKWARD, "outside the layers"),
+        (
+            "accumulated-gradients",
+            gradient,
+            trainable if whole else 0,
+            _PASS,
+            "reduced with the last micro-batch",
         ),
-        buffer("embedding-gradient", embedding, _EMBEDDING, "of the embedding", Account.GRADIENTS),
-        buffer("root-gradients", root_trains, BACKWARD, "outside the layers", Account.GRADIENTS),
+        ("all-reduce-buffers", work, ceil_div(trainable, ranks) if across else 0, BACKWARD, "waiting for other nodes"),
+    )
+    source = _REDUCE if fsdp.version == 2 else _FLAT
+    entries = [
+        gpu_entry(name, account, bytes_, moments, f"{bytes_} B {text}", source)
+        for name, account, bytes_, moments, text in rows
     ]
-    if whole:
-        entries.append(
-            buffer(
-                "accumulated-gradients",
-                counts.trainable,
-                TRAINING - {Moment.STEP},
-                "not reduced until the last micro-batch",
-                Account.GRADIENTS,
-            )
-        )
-    if config.fsdp.hybrid and config.nodes > 1 and stored != size:
-        share = ceil_div(counts.trainable, ranks)
-        entries.append(
-            buffer("all-reduce-buffers", share, BACKWARD, "waiting for the other nodes' sums", Account.WORKSPACE)
-        )
     if fsdp.offload is Offload.NONE:
         entries += _gradient_shards(config, counts, kept=accumulates and not whole)
     return entries

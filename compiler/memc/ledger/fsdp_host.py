@@ -7,7 +7,7 @@ from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.fsdp import stored_bytes
+from memc.ledger.fsdp_units import stored_bytes
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
 from memc.ledger.states import ParamCounts
 from memc.units import ceil_div

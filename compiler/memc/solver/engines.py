@@ -22,6 +22,7 @@ from memc.spec_engines import FSDP_PINS, STATE_PINS
 from memc.units import ceil_div
 
 _EIGHT_BIT = (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
+_OFFLOAD_PINS = ("offload_optimizer", "offload_param")
 _OFFLOADS = (Offload.CPU, Offload.NVME)
 
 
@@ -163,6 +164,11 @@ def _fsdp_contradictions(loaded: LoadedSpec) -> list[Diagnostic]:
         message = "FSDP over one GPU shards nothing"
         hint = "pin engine to single, or give more GPUs"
         found.append(loaded.diagnostic(field, "fsdp-over-one-rank", message, hint))
+    offloads = next((name for name in _OFFLOAD_PINS if getattr(pin, name) is Offload.CPU), None)
+    if offloads is not None and spec.methods == (Method.QLORA,):
+        message = "4-bit weights lose their quantisation state when FSDP moves them off the GPU"
+        hint = f"remove pin.{offloads}, or use method lora"
+        found.append(loaded.diagnostic(f"pin.{offloads}", "qlora-under-fsdp-offload", message, hint))
     if pin.optimizer in (*_EIGHT_BIT, Optimizer.PAGED_ADAMW) and pin.fsdp_version != 1:
         message = f"{pin.optimizer} does not go with FSDP2: its kernels read plain tensors, FSDP2's shards are DTensors"
         hint = "remove pin.optimizer, or pin engine to ddp"
@@ -174,7 +180,7 @@ def _offload_contradictions(loaded: LoadedSpec) -> list[Diagnostic]:
     """Returns offloads to a place that the spec does not give."""
     spec, pin = loaded.spec, loaded.spec.pin
     found = []
-    for name in ("offload_optimizer", "offload_param"):
+    for name in _OFFLOAD_PINS:
         if getattr(pin, name) is Offload.NVME and spec.hardware.nvme is None:
             message = f"{name}: nvme needs hardware.nvme, the free space of one node, which is not given"
             hint = "add nvme: 1TB below hardware, and nvme_path when the drive is not at /local_nvme"
