@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench accuracy clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -85,6 +85,9 @@ readme: $(CORE)  ## rewrite the transcript in README.md
 bench: $(CORE)  ## how long a cold compile takes, and a check of 200 specs
 	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml
 	$(BIN)/python benchmarks/check.py
+
+accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
+	$(BIN)/python benchmarks/accuracy.py $(ARGS)
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

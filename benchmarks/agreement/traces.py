@@ -1,0 +1,173 @@
+"""What was traced: one line per case in a file that a later run goes on from, and a table that is checked in."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from time import monotonic
+
+from agreement.cases import MODES, Mode, Shape, config_of, facts_of, training_config
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACE = ROOT / "compiler" / "memc" / "trace"
+TABLE = ROOT / "benchmarks" / "agreement" / "traced.csv"
+
+
+@dataclass(frozen=True)
+class Traced:
+    """One traced case.
+
+    Attributes:
+        model: Key in the catalogue.
+        mode: Name of the mode.
+        peak_bytes: Allocated peak of the step, cuBLAS workspaces left out; 0 when it could not be traced.
+        moments: Allocated peaks by moment of the ledger.
+        seconds: How long it took.
+        error: Why it could not be traced; empty when it could.
+        trace: Digest of the trace's source and of the config.
+    """
+
+    model: str
+    mode: str
+    peak_bytes: int
+    moments: dict[str, int]
+    seconds: float
+    error: str
+    trace: str
+
+
+def trace_digest(model: str, sources: str) -> str:
+    """Returns the digest that a traced case of `model` carries; `sources` is that of the trace's modules."""
+    config = json.dumps(config_of(model), sort_keys=True)
+    return hashlib.sha256(f"{sources}{config}".encode()).hexdigest()[:12]
+
+
+def source_digest() -> str:
+    """Returns a digest of the trace's modules."""
+    texts = (path.read_bytes() for path in sorted(TRACE.glob("*.py")))
+    return hashlib.sha256(b"\0".join(texts)).hexdigest()
+
+
+def read_traces(path: Path, *, keep: bool) -> dict[tuple[str, str], Traced]:
+    """Returns the traced cases of a results file by model and mode, the last of each.
+
+    Args:
+        path: The file; there may be none yet.
+        keep: Whether cases stay that other versions of the trace's source made.
+    """
+    if not path.is_file():
+        return {}
+    sources, found = source_digest(), {}
+    digests: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        case = Traced(**json.loads(line))
+        current = digests.setdefault(case.model, trace_digest(case.model, sources))
+        if keep or case.trace == current:
+            found[case.model, case.mode] = case
+    return found
+
+
+def run_traces(wanted: Sequence[tuple[Shape, Mode]], path: Path, *, jobs: int) -> Iterator[Traced]:
+    """Traces cases, adds each to the results file as soon as it is there, and yields it.
+
+    Args:
+        wanted: The cases.
+        path: The results file.
+        jobs: Processes. Each imports torch once and then takes the cases of one model and method at a time.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    groups: dict[tuple[str, str], list[Mode]] = {}
+    for shape, mode in wanted:
+        groups.setdefault((shape.key, mode.method), []).append(mode)
+    with path.open("a", encoding="utf-8") as file:
+        for case in _spread(groups, jobs):
+            file.write(json.dumps(asdict(case)) + "\n")
+            file.flush()
+            yield case
+
+
+def _spread(groups: Mapping[tuple[str, str], list[Mode]], jobs: int) -> Iterator[Traced]:
+    if jobs == 1:
+        for (model, _), modes in groups.items():
+            for mode in modes:
+                yield from trace_cases(model, [mode])
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        pending = [pool.submit(trace_cases, model, modes) for (model, _), modes in groups.items()]
+        for future in pending:
+            yield from future.result()
+
+
+def trace_cases(model: str, modes: Iterable[Mode]) -> list[Traced]:
+    """Returns the traced cases of one model; an error is part of a case, and does not end the others."""
+    trace_step = _trace_step()
+    sources, found = source_digest(), []
+    for mode in modes:
+        start, peak, error = monotonic(), 0, ""
+        moments: dict[str, int] = {}
+        try:
+            step = trace_step(training_config(facts_of(model), mode), config_of(model))
+            peak = step.peak_allocated_bytes
+            moments = {moment.value: size for moment, size in step.by_moment().items()}
+        except Exception as problem:  # what libraries raise on some model is not known beforehand; it is reported
+            error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:200]
+        seconds = round(monotonic() - start, 2)
+        found.append(Traced(model, str(mode), peak, moments, seconds, error, trace_digest(model, sources)))
+    return found
+
+
+_LOADED: list[object] = []
+
+
+def _trace_step():  # type: ignore[no-untyped-def]
+    """Returns `memc.trace.trace_step`; what importing it made is taken out of garbage collection, once."""
+    import gc
+    import warnings
+
+    import torch
+    from memc.trace import trace_step
+
+    if not _LOADED:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        gc.collect()
+        gc.freeze()
+        _LOADED.append(trace_step)
+    return trace_step
+
+
+def table_text(cases: Iterable[Traced], versions: Mapping[str, str]) -> str:
+    """Returns the checked-in table: one row per model, one column per mode, peaks in bytes; empty where none is known.
+
+    Args:
+        cases: Traced cases.
+        versions: Library versions that they were traced with.
+    """
+    rows: dict[str, dict[str, int]] = {}
+    for case in cases:
+        if not case.error:
+            rows.setdefault(case.model, {})[case.mode] = case.peak_bytes
+    text = io.StringIO()
+    text.write("# " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["model", *map(str, MODES)])
+    for model in sorted(rows):
+        writer.writerow([model, *(rows[model].get(str(mode), "") for mode in MODES)])
+    return text.getvalue()
+
+
+def read_table(path: Path = TABLE) -> tuple[str, dict[tuple[str, str], int]]:
+    """Returns the versions that the checked-in table names, and its peaks by model and mode."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    peaks: dict[tuple[str, str], int] = {}
+    for row in csv.DictReader(lines):
+        model = row.pop("model")
+        peaks |= {(model, mode): int(peak) for mode, peak in row.items() if peak}
+    return first.removeprefix("# "), peaks
