@@ -140,8 +140,10 @@ def shape_digest(key: str) -> str:
 
 
 def _bare(value: Any) -> Any:
+    """Returns a config without what decides nothing; a switch that is off is as good as absent."""
     if isinstance(value, dict):
-        return {name: _bare(item) for name, item in value.items() if name not in _DECIDES_NOTHING}
+        kept = {name: item for name, item in value.items() if name not in _DECIDES_NOTHING}
+        return {name: _bare(item) for name, item in kept.items() if item is not None and item is not False}
     return [_bare(item) for item in value] if isinstance(value, list) else value
 
 
