@@ -221,6 +221,8 @@ class TrainingConfig:
         quantization: Format of a 4-bit base; matters only when method is qlora.
         upcast_unquantized: Whether what a 4-bit base leaves unquantised is cast to fp32 (PEFT's
             `prepare_model_for_kbit_training`), and with it the residual stream.
+        reentrant_checkpointing: Whether a checkpointed layer is recomputed by a backward inside the backward (torch's
+            `use_reentrant`) rather than when its saved tensors are asked for.
     """
 
     task: Task
@@ -250,6 +252,7 @@ class TrainingConfig:
     base_precision: BasePrecision = BasePrecision.SCRIPT
     quantization: Quantization = Quantization.NF4
     upcast_unquantized: bool = False
+    reentrant_checkpointing: bool = False
 
     @property
     def world_size(self) -> int:
