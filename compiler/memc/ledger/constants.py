@@ -3,8 +3,52 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from memc.facts import GpuFacts, load_fact
+
+
+class CrossEntropy(StrEnum):
+    """How the loss is computed from the logits of a plain head.
+
+    `torch`: log-softmax of the logits and its backward. `in_place`: one kernel that leaves the gradient where the
+    logits were. `linear`: head and loss together, a chunk of tokens at a time (Liger). `chunks`: the head and torch's
+    loss chunk by chunk of tokens, the logits of all chunks kept (LitGPT).
+    """
+
+    TORCH = "torch"
+    IN_PLACE = "in_place"
+    LINEAR = "linear"
+    CHUNKS = "chunks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Behaviour of libraries where versions and kernels differ.
+
+    The default is what memc's scripts run: the versions of specs/libraries/stack.yaml with the model's own operations.
+    Published measurements ran other stacks.
+
+    Attributes:
+        cross_entropy: How the loss is computed.
+        logits_upcast: Whether the loss works on an fp32 copy of 16-bit logits.
+        logits_kept: Whether the 16-bit logits live beside that copy until the forward ends.
+        shifted_copy: Whether the logits are copied once more without the last position of each sample.
+        fused_norm: Whether norms run as one kernel that keeps its input only.
+        fused_rotary: Whether rotary embedding is applied in place.
+        fused_adapters: Whether the adapters of one input run as one autograd function.
+    """
+
+    cross_entropy: CrossEntropy = CrossEntropy.TORCH
+    logits_upcast: bool = True
+    logits_kept: bool = True
+    shifted_copy: bool = False
+    fused_norm: bool = False
+    fused_rotary: bool = False
+    fused_adapters: bool = False
+
+
+MEMC_STACK = Stack()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +68,7 @@ class LedgerFacts:
         adam8bit_block_params: Elements that share one quantisation constant of 8-bit states.
         adam8bit_min_params: Smaller tensors keep 32-bit states.
         process_host_bytes: Resident memory of one training process before it loads anything.
+        stack: What the libraries of the run do where versions and kernels differ.
     """
 
     cublas_workspace_bytes: int
@@ -38,6 +83,7 @@ class LedgerFacts:
     adam8bit_block_params: int
     adam8bit_min_params: int
     process_host_bytes: int
+    stack: Stack = MEMC_STACK
 
 
 def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
