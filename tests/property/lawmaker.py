@@ -22,9 +22,17 @@ CARDS = ("t4", "rtx-4090", "v100-sxm2-32gb", "a100-sxm4-80gb", "h200-sxm-141gb")
 
 
 @st.composite
-def specs(draw: st.DrawFn, *, counts: tuple[int, ...] = (1, 1, 2, 8), **fixed: Any) -> SpecDict:
+def specs(
+    draw: st.DrawFn,
+    *,
+    counts: tuple[int, ...] = (1, 1, 2, 8),
+    node_counts: tuple[int, ...] = (1, 1, 1, 2, 4),
+    **fixed: Any,
+) -> SpecDict:
     """Draws a valid spec. `fixed` is laid over its top-level keys."""
     count = draw(st.sampled_from(counts))
+    nodes = draw(st.sampled_from(node_counts))
+    cards = count * nodes
     spec: SpecDict = {
         "model": draw(st.sampled_from(CATALOGUE + LARGE)),
         "task": draw(st.sampled_from(["sft", "sft", "pretrain"])),
@@ -34,11 +42,13 @@ def specs(draw: st.DrawFn, *, counts: tuple[int, ...] = (1, 1, 2, 8), **fixed: A
             "samples": draw(st.integers(1, 100_000)),
         },
         "method": draw(st.sampled_from(["full", "lora", "qlora", "auto", ["full", "lora"], ["lora", "qlora"]])),
-        "training": {"global_batch_size": count * draw(st.sampled_from([1, 2, 3, 8, 16, 48]))},
-        "hardware": {"gpu": draw(st.sampled_from(CARDS)), "count": count},
+        "training": {"global_batch_size": cards * draw(st.sampled_from([1, 2, 3, 8, 16, 48]))},
+        "hardware": {"gpu": draw(st.sampled_from(CARDS)), "count": count, "nodes": nodes},
     }
     if draw(st.booleans()):
         spec["hardware"]["host_memory"] = f"{draw(st.sampled_from([32, 128, 512, 2000]))}GiB"
+        if draw(st.booleans()):
+            spec["hardware"]["nvme"] = f"{draw(st.sampled_from([200, 2000, 20000]))}GB"
     if draw(st.booleans()):
         spec["memory"] = {"target": f"{draw(st.integers(4, 14))}GiB"}
     if draw(st.integers(0, 3)) == 0:

@@ -61,12 +61,14 @@ class PartKind:
         name: What it holds.
         frame: Returns the settings outside the shape that it depends on.
         shape: Returns the settings of the shape that it depends on; None when it depends on none.
+        tokens: Whether it holds something for every token of a pass: the parts that take longest to build.
         build: Returns its entries.
     """
 
     name: str
     frame: Callable[[TrainingConfig], Hashable]
     shape: Callable[[TrainingConfig], Hashable] | None
+    tokens: bool = False
     build: Callable[[ModelFacts, TrainingConfig, ParamCounts, LedgerFacts], list[Entry]]
 
 
@@ -121,12 +123,14 @@ PARTS: tuple[PartKind, ...] = (
         name="activations",
         frame=lambda c: (_kind(c), c.attention, c.max_length, c.context_parallel),
         shape=lambda c: (_pass(c), c.checkpoint_every, c.checkpoint_offload, c.padding_mask),
+        tokens=True,
         build=lambda model, config, _counts, _facts: activation_entries(model, config),
     ),
     PartKind(
         name="loss",
         frame=lambda c: (_kind(c), c.max_length, c.context_parallel),
         shape=_pass,
+        tokens=True,
         build=lambda model, config, _counts, facts: loss_entries(model, config, facts),
     ),
     PartKind(
@@ -145,6 +149,7 @@ PARTS: tuple[PartKind, ...] = (
         name="checkpoints on the host",
         frame=lambda c: (_kind(c), c.gpus_per_node, c.max_length, c.context_parallel),
         shape=lambda c: (c.checkpoint_offload, c.micro_batch_size, c.checkpoint_every),
+        tokens=True,
         build=lambda model, config, _counts, _facts: checkpoint_host_entries(model, config, dtypes(config).stream),
     ),
 )

@@ -5,13 +5,13 @@ micro-batch. Techniques of the two do not look at each other beyond what the fra
 product and is never written out: memory is a sum of parts that belong to a frame, or to a frame's few settings and a
 shape. Each part is built once, and what a bound decides is not priced at all:
 
-- what the frame holds whatever the shape is a lower bound of all its configurations;
+- what a frame holds beside the tokens of a pass is a lower bound of all its configurations;
 - with accumulation, memory grows with the micro-batch: below one that does not fit nothing larger has to be looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,9 @@ SHAPE_DIMENSIONS = (
     Dimension.MICRO_BATCH,
 )
 _WHOLE = tuple(kind for kind in PARTS if kind.shape is None)
-_SHAPED = tuple(kind for kind in PARTS if kind.shape is not None)
+_STEADY = tuple(kind for kind in PARTS if kind.shape is not None and not kind.tokens)
+_TOKENS = tuple(kind for kind in PARTS if kind.shape is not None and kind.tokens)
+_SHAPED = (*_STEADY, *_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,19 +103,21 @@ class Frame:
     Attributes:
         config: The configuration.
         techniques: Those that led to it.
+        names: Their names.
         rung: The highest among them.
         lines: Its shapes.
     """
 
     __slots__ = (
+        "_bounds",
         "_configs",
         "_estimator",
-        "_least",
         "_tables",
         "_totals",
         "_whole",
         "config",
         "lines",
+        "names",
         "rung",
         "techniques",
     )
@@ -128,11 +132,12 @@ class Frame:
     ) -> None:
         self.config = config
         self.techniques = techniques
+        self.names = frozenset(technique.name for technique in techniques)
         self.rung = rung
         self.lines = lines
         self._estimator = estimator
         self._whole: tuple[Part, ...] | None = None
-        self._least: Totals | None = None
+        self._bounds: dict[Hashable, Totals] = {}
         self._tables: tuple[dict[Hashable, Part], ...] = ()
         self._totals: dict[int, Totals] = {}
         self._configs: dict[int, TrainingConfig] = {}
@@ -142,16 +147,14 @@ class Frame:
         """Number of its configurations."""
         return sum(len(line.shapes) for line in self.lines)
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of its techniques."""
-        return frozenset(technique.name for technique in self.techniques)
-
-    def least(self) -> Totals:
-        """Returns what it needs at least, whatever the shape: a lower bound of each of its configurations."""
-        if self._least is None:
-            self._least = _summed(self._frame_parts())
-        return self._least
+    def bound(self, shape: Shape) -> Totals:
+        """Returns what it needs at least with a shape, the tokens of a pass left out: a lower bound of `totals`."""
+        key = shape.keys[: len(_STEADY)]
+        found = self._bounds.get(key)
+        if found is None:
+            whole = self._frame_parts()
+            found = self._bounds[key] = _summed((*whole, *self._shape_parts(shape, len(_STEADY))))
+        return found
 
     def totals(self, shape: Shape) -> Totals:
         """Returns what it needs with one of its shapes."""
@@ -192,9 +195,10 @@ class Frame:
             self._tables = tuple(estimator.table(kind, kind.frame(config)) for kind in _SHAPED)
         return self._whole
 
-    def _shape_parts(self, shape: Shape) -> list[Part]:
+    def _shape_parts(self, shape: Shape, count: int = len(_SHAPED)) -> list[Part]:
+        """Returns the first `count` parts that depend on the shape."""
         parts = []
-        for kind, key, table in zip(_SHAPED, shape.keys, self._tables, strict=True):
+        for kind, key, table in zip(_SHAPED[:count], shape.keys, self._tables, strict=False):
             part = table.get(key)
             if part is None:
                 part = table[key] = self._estimator.build(kind, self.with_shape(shape))
@@ -228,7 +232,6 @@ class Space:
         self.frames = _frames(question, estimator, places)
         self.considered = sum(frame.count for frame in self.frames)
         self.rungs = sorted({max(frame.rung, line.rung) for frame in self.frames for line in frame.lines})
-        self._by_names = {frame.names: frame for frame in self.frames}
         self._fitting: dict[tuple[int, int], int] = {}
 
     def pairs(self, rung: int | None = None) -> Iterator[tuple[Frame, Line]]:
@@ -255,17 +258,44 @@ class Space:
 
     def least_memory(self, rung: int | None = None) -> tuple[Frame, Shape] | None:
         """Returns what is nearest to the budget: least above it over all resources, then least memory of the card."""
+        return self.nearest((frame, line.shapes[0]) for frame, line in self.pairs(rung))
+
+    def nearest(self, pairs: Iterable[tuple[Frame, Shape]]) -> tuple[Frame, Shape] | None:
+        """Returns what is nearest to the budget among some configurations, the first of equals; None of none.
+
+        They are looked at by rising lower bound, until that is above the nearest that was found.
+        """
         budget = self.question.budget
-        best: tuple[tuple[int, int], Frame, Shape] | None = None
+        bounds = []
+        for index, (frame, shape) in enumerate(pairs):
+            bound = frame.bound(shape)
+            bounds.append(((bound.over(budget), bound.gpu), index, frame, shape))
+        best: tuple[tuple[int, int], int, Frame, Shape] | None = None
+        for bound_key, index, frame, shape in sorted(bounds, key=lambda item: item[:2]):
+            if best is not None and bound_key > best[0]:
+                break
+            totals = frame.totals(shape)
+            found = ((totals.over(budget), totals.gpu), index, frame, shape)
+            if best is None or found[:2] < best[:2]:
+                best = found
+        return None if best is None else best[2:]
+
+    def one_step_from(self, techniques: tuple[Technique, ...], rung: int) -> list[tuple[Frame, Shape]]:
+        """Returns configurations of a rung that keep either the frame or the shape of a configuration.
+
+        Args:
+            techniques: Those of the configuration.
+            rung: The rung.
+        """
+        kept = {technique.name for technique in techniques if technique.dimension in SHAPE_DIMENSIONS}
+        own = frozenset(technique.name for technique in techniques) - kept
+        found = []
         for frame, line in self.pairs(rung):
-            least = frame.least()
-            if best is not None and (least.over(budget), least.gpu) >= best[0]:
-                continue
-            totals = frame.totals(line.shapes[0])
-            key = (totals.over(budget), totals.gpu)
-            if best is None or key < best[0]:
-                best = key, frame, line.shapes[0]
-        return None if best is None else best[1:]
+            for shape in line.shapes:
+                same = len(shape.techniques) == len(kept) and all(item.name in kept for item in shape.techniques)
+                if same or (frame.names == own and shape is line.shapes[0]):
+                    found.append((frame, shape))
+        return found
 
     def find(self, names: frozenset[str]) -> Candidate | None:
         """Returns the configuration that has exactly these techniques; None when there is none."""
@@ -284,7 +314,7 @@ class Space:
 
     def _fit(self, frame: Frame, line: Line) -> int:
         budget, shapes = self.question.budget, line.shapes
-        if not frame.least().within(budget) or not frame.totals(shapes[0]).within(budget):
+        if not frame.bound(shapes[0]).within(budget) or not frame.totals(shapes[0]).within(budget):
             return 0
         if frame.totals(shapes[-1]).within(budget):
             return len(shapes)

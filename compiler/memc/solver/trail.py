@@ -51,7 +51,7 @@ def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
     if chosen is not None and chosen.rung == rung:
         best, verdict = chosen, Verdict.CHOSEN
     else:
-        best, verdict = _passed_over(machine, rung, needed=chosen is None or rung < chosen.rung)
+        best, verdict = _above(machine, rung, chosen) if chosen and rung > chosen.rung else _below(machine, rung)
     used = " + ".join(technique.name for technique in best.techniques) or AS_ASKED
     time = machine.time(best.config)
     budget = machine.question.budget
@@ -68,23 +68,36 @@ def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
     )
 
 
-def _passed_over(machine: Machine, rung: int, *, needed: bool) -> tuple[Candidate, Verdict]:
-    """Returns the configuration that stands for a rung that was not chosen, and why it was not.
+def _below(machine: Machine, rung: int) -> tuple[Candidate, Verdict]:
+    """Returns the configuration that stands for a rung without a plan, and why it is none.
 
     That is the one nearest to the budget; where some fit in memory but none in time, the fastest of these.
     """
-    space, budget = machine.space(), machine.question.budget
+    space = machine.space()
     nearest = space.least_memory(rung)
     assert nearest is not None
-    if not nearest[0].totals(nearest[1]).within(budget):
+    if not nearest[0].totals(nearest[1]).within(machine.question.budget):
         return nearest[0].candidate(nearest[1]), Verdict.TOO_LARGE
-    if not needed and budget.seconds is None and budget.usd is None:
-        return nearest[0].candidate(nearest[1]), Verdict.NOT_NEEDED
     fitting = ((frame, shape, machine.time(frame.with_shape(shape))) for frame, shape in space.fitting(rung))
-    frame, shape, time = min(fitting, key=lambda item: item[2].step_seconds)
-    if needed or not machine.in_time(time):
-        return frame.candidate(shape), Verdict.TOO_SLOW
-    return nearest[0].candidate(nearest[1]), Verdict.NOT_NEEDED
+    frame, shape, _ = min(fitting, key=lambda item: item[2].step_seconds)
+    return frame.candidate(shape), Verdict.TOO_SLOW
+
+
+def _above(machine: Machine, rung: int, chosen: Candidate) -> tuple[Candidate, Verdict]:
+    """Returns the configuration that stands for a rung above the plan: one step from it where there is one.
+
+    It shows what the rung would change; whether anything there is better is not asked, since a lower rung suffices.
+    """
+    space, budget = machine.space(), machine.question.budget
+    nearest = space.nearest(space.one_step_from(chosen.techniques, rung))
+    if nearest is None or not nearest[0].totals(nearest[1]).within(budget):
+        nearest = space.least_memory(rung)
+    assert nearest is not None
+    frame, shape = nearest
+    if not frame.totals(shape).within(budget):
+        return frame.candidate(shape), Verdict.TOO_LARGE
+    in_time = machine.in_time(machine.time(frame.with_shape(shape)))
+    return frame.candidate(shape), Verdict.NOT_NEEDED if in_time else Verdict.TOO_SLOW
 
 
 def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> str:
