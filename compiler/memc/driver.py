@@ -16,7 +16,7 @@ from typing import Any
 
 from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
-from memc.facts import GpuFacts, ModelFacts, ledger_described, load_gpu, load_model
+from memc.facts import GpuFacts, ModelFacts, Objective, load_gpu, load_model
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
@@ -103,19 +103,24 @@ def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
         MemcError: When either is unknown, or the ledger does not describe the model's family; at the spec's field.
     """
     gpu, model = _facts(loaded)
-    if not ledger_described(model.model_type):
-        raise MemcError(
-            (
-                loaded.diagnostic(
-                    "model",
-                    "family-not-priced",
-                    f"parameters of model_type {model.model_type!r} can be counted, but its activations are not "
-                    "described yet",
-                    "memc models lists the models that can be priced",
-                ),
-            )
+    if model.objective is not Objective.CAUSAL_LM:
+        problem = loaded.diagnostic(
+            "model",
+            "objective-not-emitted",
+            f"{model.key} ({model.model_type}) is trained as {model.objective.replace('_', ' ')}; memc writes the "
+            "training of causal language models only",
+            "memc models names the family of each model; choose a causal language model",
         )
-    return gpu, model
+    elif model.unpriced:
+        problem = loaded.diagnostic(
+            "model",
+            "family-not-priced",
+            f"parameters of model_type {model.model_type!r} can be counted, but {model.unpriced}",
+            "memc models lists the models that can be priced",
+        )
+    else:
+        return gpu, model
+    raise MemcError((problem,))
 
 
 def answers(spec_paths: Iterable[Path]) -> list[Answer]:

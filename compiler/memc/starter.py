@@ -12,7 +12,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from memc.errors import Diagnostic, MemcError
-from memc.facts import GpuFacts, ledger_described, load_gpu, load_model
+from memc.facts import GpuFacts, Objective, load_gpu, load_model
 from memc.schema import modeline
 from memc.spec import LoadedSpec, Section, Spec, parse_spec
 from memc.spec_sentences import add_sentences
@@ -160,8 +160,12 @@ def _fact_problems(field: str, values: Values, folder: Path) -> list[Diagnostic]
     try:
         if field == "model":
             model = load_model(str(values[field]), base_dir=folder)
-            if not ledger_described(model.model_type):
-                message = f"the activations of model_type {model.model_type!r} are not described yet"
+            if model.objective is not Objective.CAUSAL_LM:
+                message = f"{model.key} is trained as {model.objective.replace('_', ' ')}, not as a causal LM"
+                hint = "memc models names the family of each model"
+                return [Diagnostic(code="objective-not-emitted", message=message, hint=hint)]
+            if model.unpriced:
+                message = f"parameters of model_type {model.model_type!r} can be counted, but {model.unpriced}"
                 return [Diagnostic(code="family-not-priced", message=message, hint="memc models lists those that are")]
         elif field == "hardware.gpu":
             load_gpu(str(values[field]))

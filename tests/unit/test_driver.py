@@ -103,6 +103,17 @@ def test_a_data_path_that_no_file_system_takes_leaves_the_amount_unknown(spec: P
     assert driver.count_samples(driver.load_spec(spec)) is None
 
 
+def test_a_model_of_another_objective_is_refused_at_its_line(tmp_path: Path) -> None:
+    path = spec_at(tmp_path / "t5.yaml", SMALL.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "google-t5/t5-small"))
+    with pytest.raises(MemcError) as caught:
+        driver.answer(path)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "objective-not-emitted"
+    assert "google-t5/t5-small (t5) is trained as seq2seq lm" in problem.message
+    assert problem.where is not None
+    assert (problem.where.line, problem.where.field) == (1, "model")
+
+
 def test_a_changed_spec_updates_only_what_it_changes(spec: Path, out: Path) -> None:
     compiled(spec, out)
     spec.write_text(SMALL.replace("epochs: 1", "epochs: 2"), encoding="utf-8")

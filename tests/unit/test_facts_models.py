@@ -9,6 +9,8 @@ from memc.errors import ExitCode, MemcError
 from memc.facts import (
     Component,
     NormKind,
+    Objective,
+    Sees,
     architecture_keys,
     default_lora_targets,
     ledger_described,
@@ -56,10 +58,14 @@ def test_catalogue_counts_are_exact(case: dict, tmp_path: Path) -> None:
     assert case["embedding_params"] in (by_component[Component.EMBEDDING], table)
 
 
-def test_every_described_catalogue_model_has_a_case() -> None:
+def test_every_catalogue_model_has_its_exact_count(tmp_path: Path) -> None:
     covered = {case["model"] for case in CASES}
-    assert {row.key for row in model_rows() if row.described} - covered == {"facebook/opt-350m"}
-    assert len(covered) == 83
+    for row in model_rows():
+        assert row.described, row.key
+        model = load_model(row.key, base_dir=tmp_path)
+        assert model.total_params == row.params, row.key
+        assert sum(model.params_by_component().values()) == row.params, row.key
+        assert row.key in covered or not row.priced, row.key
 
 
 def test_listing_names_every_model_once() -> None:
@@ -168,7 +174,7 @@ def test_unknown_model_type(tmp_path: Path) -> None:
     message = str(error_of("m", tmp_path))
     assert "model-type-unknown" in message
     assert "'qwen9' has no architecture description (nearest: qwen" in message
-    assert "llama, mistral" in message
+    assert "llama, llama4" in message
 
 
 def test_all_missing_keys_are_named_together(tmp_path: Path) -> None:
@@ -208,9 +214,10 @@ def test_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_variant_outside_the_description_is_refused(tmp_path: Path) -> None:
-    message = str(error_of("facebook/opt-350m", tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "siglip_vision_model"}')
+    message = str(error_of("config.json", tmp_path))
     assert "model-config-unsupported" in message
-    assert "do_layer_norm_before" in message
+    assert "sets vision_use_head to True" in message
 
 
 def test_dropout_is_refused_where_the_block_does_not_describe_it(tmp_path: Path) -> None:
@@ -221,4 +228,55 @@ def test_dropout_is_refused_where_the_block_does_not_describe_it(tmp_path: Path)
 
 
 def test_family_without_description(tmp_path: Path) -> None:
-    assert "model_type 't5' has no architecture description" in str(error_of("google-t5/t5-small", tmp_path))
+    write_config(tmp_path / "m", model_type="t6")
+    assert "model_type 't6' has no architecture description (nearest: t5)" in str(error_of("m", tmp_path))
+
+
+def test_a_part_alone_is_no_model(tmp_path: Path) -> None:
+    write_config(tmp_path / "m", model_type="llama4_vision_model")
+    assert "model_type 'llama4_vision_model' is only a part of models" in str(error_of("m", tmp_path))
+
+
+def test_stacks_are_named_in_the_order_in_which_they_run(tmp_path: Path) -> None:
+    whisper = load_model("openai/whisper-tiny", base_dir=tmp_path)
+    encoder, decoder = whisper.stacks
+    assert (encoder.name, encoder.sees, encoder.positions_per_item) == ("model.encoder", Sees.AUDIO, 1500)
+    assert (decoder.name, decoder.sees, decoder.num_layers) == ("", Sees.TEXT, 4)
+    assert whisper.groups[0].block.cross_attention is not None
+    assert whisper.objective is Objective.SPEECH_SEQ2SEQ_LM
+    llava = load_model("llava-hf/llava-1.5-7b-hf", base_dir=tmp_path)
+    tower, text = llava.stacks
+    assert (tower.positions_per_item, tower.text_positions_per_item, tower.hidden_size) == (577, 576, 1024)
+    assert text.hidden_size == llava.hidden_size == 4096
+    assert [linear.id for linear in llava.outer_linears] == [
+        "multi_modal_projector.linear_1",
+        "multi_modal_projector.linear_2",
+    ]
+
+
+def test_layers_of_different_kinds_in_one_model(tmp_path: Path) -> None:
+    deepseek = load_model("deepseek-ai/DeepSeek-V3", base_dir=tmp_path)
+    assert [(group.count, group.block.mlp.experts) for group in deepseek.groups] == [(3, 0), (58, 256)]
+    assert deepseek.groups[0].block.attention.value_head_dim == 128
+    assert deepseek.groups[1].block.mlp.shared_intermediate == 2048
+    assert 37e9 < deepseek.active_params < 38e9
+    hybrid = load_model("Qwen/Qwen3-Next-80B-A3B-Instruct", base_dir=tmp_path)
+    assert [(group.count, group.block.attention.linear) for group in hybrid.groups[:4]] == [
+        (3, True),
+        (1, False),
+        (3, True),
+        (1, False),
+    ]
+
+
+def test_a_name_is_looked_for_in_every_stack(tmp_path: Path) -> None:
+    llava = load_model("llava-hf/llava-1.5-7b-hf", base_dir=tmp_path)
+    text, tower = 32 * 2 * 4096 * 8, 24 * 2 * 1024 * 8
+    assert lora_params(llava, ["q_proj"], 8) == text + tower
+
+
+def test_names_that_peft_takes_for_experts_are_no_targets(tmp_path: Path) -> None:
+    model = load_model("deepseek-ai/DeepSeek-V3", base_dir=tmp_path)
+    assert "gate_proj" not in default_lora_targets(model, "all-linear")
+    with pytest.raises(MemcError, match="has no linear called 'gate_proj'"):
+        lora_params(model, ["gate_proj"], 8)

@@ -33,7 +33,7 @@ def lora_params(model: ModelFacts, target_modules: Sequence[str], rank: int) -> 
     return sum(
         count * rank * (linear.in_features + linear.out_features)
         for linear, count in model.linear_modules()
-        if linear.name in wanted
+        if linear.name in wanted and linear.adaptable
     )
 
 
@@ -49,6 +49,6 @@ def default_lora_targets(model: ModelFacts, kind: Literal["attention", "all-line
     names: dict[str, None] = {}
     for group in (group for stack in model.stacks for group in stack.groups):
         for linear in group.block.linears:
-            if linear.component in components:
+            if linear.component in components and linear.adaptable:
                 names[linear.name] = None
     return tuple(names)

@@ -185,6 +185,25 @@ def _listed(value: str | list[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
 
+def unpriced(architecture: Mapping[str, Any], names: Names) -> str:
+    """Returns why the ledger's closed forms do not hold for a config, as the end of a sentence; empty when they do."""
+    if not architecture["ledger"]:
+        return "its activations are not described yet"
+    for requirement in architecture.get("ledger_requires", ()):
+        wanted = _wanted(requirement, names)
+        value = names.switches[requirement["name"]]
+        if value != wanted:
+            key = _keys(architecture["config"][requirement["name"]])[0]
+            return f"its activations are described for {key} = {wanted!r} only, and it has {value!r}"
+    return ""
+
+
+def _wanted(requirement: Mapping[str, Any], names: Names) -> Any:
+    """Returns the value that a requirement asks for."""
+    equals = requirement.get("equals")
+    return names.size(equals) if isinstance(equals, str) else requirement.get("equals_text", equals)
+
+
 def _check_requirement(
     requirement: Mapping[str, Any], architecture: Mapping[str, Any], names: Names, file: str
 ) -> None:
@@ -199,8 +218,7 @@ def _check_requirement(
         wanted: Any = []
         fits = not value
     else:
-        equals = requirement.get("equals")
-        wanted = names.size(equals) if isinstance(equals, str) else requirement.get("equals_text", equals)
+        wanted = _wanted(requirement, names)
         fits = value == wanted
     if not fits:
         key = _keys(architecture["config"][name])[0]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memc.facts.architectures import Names
+from memc.facts.programs import program_sizes, program_text
 from memc.facts.records import AttentionFacts, Block, BlockGroup, Component, Linear, MlpFacts, Norm, NormKind, Tensor
 
 _NO_FLAGS: Mapping[str, bool] = {}
@@ -72,6 +73,7 @@ def _pattern(rule: Mapping[str, Any], layers: range, names: Names, config: Mappi
 
 def _block(stack: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) -> Block:
     cross = stack.get("cross_attention")
+    forward = program_text(stack["forward"]) if "forward" in stack else ""
     return Block(
         layer_class=stack["layer_class"],
         linears=build_linears(stack.get("linears", ()), names, flags),
@@ -80,6 +82,8 @@ def _block(stack: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) ->
         mlp=_mlp(_variant(stack["mlp"], names, flags), names),
         tensors=build_tensors(stack.get("tensors", ()), names, flags),
         cross_attention=None if cross is None else _attention(cross, names, slides=False),
+        forward=forward,
+        sizes=program_sizes(forward, names, flags),
     )
 
 
@@ -134,6 +138,7 @@ def build_linears(
             reads=entry["reads"],
             path=entry.get("path", ""),
             quantized=entry.get("quantized", True),
+            adaptable=entry.get("adaptable", True),
         )
         for entry in entries
         if names.holds(entry, flags)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memc.errors import Location, usage_error
-from memc.facts.architectures import architecture_keys, ledger_described
+from memc.facts.architectures import architecture_keys, ledger_described, unpriced
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
 from memc.facts.records import ModelFacts, Objective
@@ -143,6 +143,13 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
             hint="pass the config.json that save_pretrained or the hub wrote",
         )
     described = describe(config, model_type, file=file)
+    if described.architecture.get("part_only"):
+        raise usage_error(
+            "model-type-unknown",
+            f"model_type {model_type!r} is only a part of models",
+            where=Location(file=file, field="model_type"),
+            hint="name the model that it is a part of",
+        )
     architecture, names, main = described.architecture, described.names, main_stack(described)
     vocab = described.main.names.sizes.get("vocab", 0)
     head = architecture["head"]
@@ -176,6 +183,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         outer_tensors=main.tensors,
         outer_norms=main.norms,
         other_stacks=other_stacks(described),
+        unpriced=unpriced(architecture, names),
     )
 
 

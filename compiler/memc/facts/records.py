@@ -59,7 +59,7 @@ class Sees(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """One linear module of a block.
+    """One linear module of a block, or a convolution that PEFT adapts like one.
 
     Attributes:
         name: Module name, for example ``q_proj``; what a LoRA target names.
@@ -72,6 +72,8 @@ class Linear:
         path: Module path below the block, where several linears have the same name; empty where the name is enough.
         quantized: Whether transformers loads it in 4 bits when asked to (it leaves out the head, and what a model
             class keeps in fp32).
+        adaptable: Whether PEFT puts an adapter on it when asked for its name (for some families it takes the name for
+            that of fused experts).
     """
 
     name: str
@@ -82,6 +84,7 @@ class Linear:
     reads: str
     path: str = ""
     quantized: bool = True
+    adaptable: bool = True
 
     @property
     def id(self) -> str:
@@ -223,6 +226,8 @@ class Block:
         mlp: Its feed-forward part.
         tensors: Parameters that are neither linear nor norm; empty in a plain decoder.
         cross_attention: Its attention to another stack's positions; None without one.
+        forward: What it computes, as a program (specs/README.md); empty when it is not described.
+        sizes: What the names in `forward` stand for: whole numbers, and switches as 0 or 1.
     """
 
     layer_class: str
@@ -232,6 +237,8 @@ class Block:
     mlp: MlpFacts
     tensors: tuple[Tensor, ...] = ()
     cross_attention: AttentionFacts | None = None
+    forward: str = ""
+    sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def params(self) -> int:
@@ -355,6 +362,7 @@ class ModelFacts:
         outer_tensors: Further parameters outside the layers; empty in a plain decoder.
         outer_norms: Further norms outside the layers; empty in a plain decoder.
         other_stacks: Stacks that feed the main one or stand beside it, in the order in which they run.
+        unpriced: Why the ledger's closed forms do not hold for it, as the end of a sentence; empty when they do.
     """
 
     key: str
@@ -383,6 +391,7 @@ class ModelFacts:
     outer_tensors: tuple[Tensor, ...] = ()
     outer_norms: tuple[Norm, ...] = ()
     other_stacks: tuple[Stack, ...] = ()
+    unpriced: str = ""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -440,11 +449,11 @@ class ModelFacts:
         return tuple(found)
 
     def linear_names(self) -> tuple[str, ...]:
-        """Returns the names of the linear modules in the layers of all stacks, each once, in forward order."""
+        """Returns the names by which linears of the layers can carry adapters, each once, in forward order."""
         names: dict[str, None] = {}
         for stack in self.stacks:
             for group in stack.groups:
-                names.update(dict.fromkeys(linear.name for linear in group.block.linears))
+                names.update(dict.fromkeys(linear.name for linear in group.block.linears if linear.adaptable))
         return tuple(names)
 
 
