@@ -109,6 +109,9 @@ def _gpu(key: str) -> GpuFacts:
         checked=record["checked"],
         achieved_pcie_bytes_per_second=_figure(record, "achieved_pcie_gb_per_second_one_way", _GIGA),
         achieved_allreduce_bytes_per_second=_figure(record, "achieved_allreduce_bus_gb_per_second", _GIGA),
+        multiprocessors=_whole(record.get("multiprocessors")),
+        sustained_flops_per_second=_rates(record["sustained_tflops"]) if "sustained_tflops" in record else None,
+        board_power_watts=None if "board_power_watts" not in record else _figure(record, "board_power_watts"),
     )
 
 
@@ -120,6 +123,10 @@ def _capability(text: str) -> tuple[int, int]:
 def _figure(record: dict[str, Any], field: str, scale: float = 1.0) -> float | None:
     figure = record[field]
     return None if figure is None else float(figure["value"]) * scale
+
+
+def _whole(figure: dict[str, Any] | None) -> int | None:
+    return None if figure is None else int(figure["value"])
 
 
 def _rates(figures: dict[str, Any]) -> dict[str, float]:

@@ -484,6 +484,8 @@ class GpuFacts:
         achieved_pcie_bytes_per_second: Measured pinned copy rate, the slower direction.
         achieved_allreduce_bytes_per_second: Measured all-reduce bus bandwidth within one node, large payloads.
         multiprocessors: Streaming multiprocessors that torch reports; None when unknown.
+        sustained_flops_per_second: Matmul rate under minutes of load by precision; None when not measured.
+        board_power_watts: Default power limit of the board; None when unknown.
     """
 
     key: str
@@ -508,6 +510,8 @@ class GpuFacts:
     achieved_pcie_bytes_per_second: float | None = None
     achieved_allreduce_bytes_per_second: float | None = None
     multiprocessors: int | None = None
+    sustained_flops_per_second: dict[str, float] | None = None
+    board_power_watts: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
