@@ -139,6 +139,7 @@ class ZeroConfig:
         nvme_buffers: `buffer_count` of those buffers.
         nvme_resident_elements: `max_in_cpu`, parameter elements that stay in host memory all the same.
         nvme_state_buffers: `buffer_count` of the optimizer's buffers, each as large as the largest sub-group.
+        nvme_block_bytes, nvme_queue_depth, nvme_threads: `aio`: size of one request, requests in flight, threads of one.
     """
 
     stage: int
@@ -158,6 +159,9 @@ class ZeroConfig:
     nvme_buffers: int = 0
     nvme_resident_elements: int = 0
     nvme_state_buffers: int = 0
+    nvme_block_bytes: int = 0
+    nvme_queue_depth: int = 0
+    nvme_threads: int = 0
 
     @property
     def master_bytes(self) -> int:

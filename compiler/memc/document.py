@@ -102,8 +102,8 @@ def settings_document(config: TrainingConfig) -> dict[str, Any]:
     settings["global_batch_size"] = config.global_batch_size
     settings["zero_stage"] = config.zero_stage
     settings["activation_checkpointing"] = config.checkpoint_every
-    settings["offload_optimizer"] = config.zero.offload_optimizer.value if config.zero else "none"
-    settings["offload_param"] = config.zero.offload_param.value if config.zero else "none"
+    settings["offload_optimizer"] = config.offload_optimizer.value
+    settings["offload_param"] = config.offload_param.value
     return settings
 
 

@@ -28,6 +28,11 @@ class RunSettings:
         output_dir: Where checkpoints go, relative to the folder the launcher is started from.
         assistant_only_loss: Whether only assistant turns carry loss (chat data).
         trust_remote_code: Whether model code from the hub may run.
+        nvme_path: Folder on the NVMe drive of every node, for what is offloaded there.
+        scheduler: What starts the run on its machines: ``none``, ``slurm``, ``skypilot`` or ``kubernetes``.
+        time_limit_hours: Hours after which the scheduler may end the run; 0 leaves it to the scheduler.
+        partition, account: Slurm's; empty for its defaults.
+        image: Container image; empty without one.
     """
 
     model: str
@@ -48,6 +53,12 @@ class RunSettings:
     output_dir: str
     assistant_only_loss: bool
     trust_remote_code: bool
+    nvme_path: str = "/local_nvme"
+    scheduler: str = "none"
+    time_limit_hours: int = 0
+    partition: str = ""
+    account: str = ""
+    image: str = ""
 
 
 class Verdict(StrEnum):

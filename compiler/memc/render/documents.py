@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from memc.config import AdapterPrecision, Engine, Method, Offload, Optimizer, Precision, TrainingConfig, ZeroConfig
+from memc.config import (
+    AdapterPrecision,
+    Engine,
+    Method,
+    Offload,
+    Optimizer,
+    Precision,
+    TrainingConfig,
+    ZeroConfig,
+)
 from memc.plan import Plan
+from memc.render.sharding import AMP_OF_PRECISION, fsdp_sections
 
 DS_CONFIG = "ds_config.json"
 ACCELERATE = "accelerate.yaml"
@@ -16,12 +26,6 @@ _DEEPSPEED_DTYPE = {
     Precision.BF16_PURE: "bf16",
     Precision.FP16: "fp16",
     Precision.FP32: "fp32",
-}
-_AMP_OF_PRECISION = {
-    Precision.BF16: "bf16",
-    Precision.BF16_PURE: "no",
-    Precision.FP16: "fp16",
-    Precision.FP32: "no",
 }
 
 
@@ -45,27 +49,35 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": _DEEPSPEED_DTYPE[config.precision]},
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": _zero_section(config.zero),
+        "zero_optimization": _zero_section(config.zero, plan.run.nvme_path),
     }
-    document.update(_precision_sections(config))
+    document.update(_precision_sections(config, config.zero))
     if config.zero.offload_optimizer is not Offload.NONE:
         document["zero_force_ds_cpu_optimizer"] = True
+    if Offload.NVME in (config.zero.offload_optimizer, config.zero.offload_param):
+        document["aio"] = {
+            "block_size": config.zero.nvme_block_bytes,
+            "queue_depth": config.zero.nvme_queue_depth,
+            "intra_op_parallelism": config.zero.nvme_threads,
+            "single_submit": False,
+            "overlap_events": True,
+        }
     if config.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FOREACH):
         document["optimizer"] = _optimizer_section(config)
     return document
 
 
-def _precision_sections(config: TrainingConfig) -> dict[str, Any]:
+def _precision_sections(config: TrainingConfig, zero: ZeroConfig) -> dict[str, Any]:
     if config.precision is Precision.FP16:
         scaling = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2}
         return {"bf16": {"enabled": False}, "fp16": {"enabled": True, "min_loss_scale": 1, **scaling}}
     bf16: dict[str, Any] = {"enabled": config.precision is not Precision.FP32}
-    if config.precision is Precision.BF16_PURE:
-        bf16 |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    if zero.bf16_master_weights:
+        bf16 |= {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": zero.bf16_states}
     return {"bf16": bf16, "fp16": {"enabled": False}}
 
 
-def _zero_section(zero: ZeroConfig) -> dict[str, Any]:
+def _zero_section(zero: ZeroConfig, nvme_path: str) -> dict[str, Any]:
     section: dict[str, Any] = {"stage": zero.stage}
     if zero.stage == 0:
         return section
@@ -86,10 +98,21 @@ def _zero_section(zero: ZeroConfig) -> dict[str, Any]:
             "stage3_max_reuse_distance": zero.max_live_elements,
             "stage3_gather_16bit_weights_on_model_save": True,
         }
+    if zero.hpz_partition > 1:
+        section["zero_hpz_partition_size"] = zero.hpz_partition
     if zero.offload_optimizer is not Offload.NONE:
         section["offload_optimizer"] = {"device": zero.offload_optimizer.value, "pin_memory": True}
+    if zero.offload_optimizer is Offload.NVME:
+        section["offload_optimizer"] |= {"nvme_path": nvme_path, "buffer_count": zero.nvme_state_buffers}
     if zero.offload_param is not Offload.NONE:
         section["offload_param"] = {"device": zero.offload_param.value, "pin_memory": True}
+    if zero.offload_param is Offload.NVME:
+        section["offload_param"] |= {
+            "nvme_path": nvme_path,
+            "buffer_count": zero.nvme_buffers,
+            "buffer_size": zero.nvme_buffer_elements,
+            "max_in_cpu": zero.nvme_resident_elements,
+        }
     return section
 
 
@@ -128,9 +151,11 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
                 "zero3_init_flag": config.zero_stage == 3,
             },
         }
+    if config.fsdp is not None:
+        return document | fsdp_sections(config, plan.model, config.fsdp)
     return document | {
         "distributed_type": "MULTI_GPU" if config.engine is Engine.DDP else "NO",
-        "mixed_precision": _AMP_OF_PRECISION[config.precision],
+        "mixed_precision": AMP_OF_PRECISION[config.precision],
         "use_cpu": False,
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memc.config import Engine, Method, TrainingConfig
+from memc.config import Engine, FsdpConfig, Method, TrainingConfig
 from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
 from memc.plan import Plan, TrailStep
 from memc.units import GIB, format_gib, format_seconds
@@ -51,7 +51,7 @@ def settings(plan: Plan) -> list[tuple[str, str]]:
         (
             "batch",
             f"{config.global_batch_size} = {config.micro_batch_size} × {config.gradient_accumulation_steps} accumulated"
-            f" × {config.world_size} GPU(s)",
+            f" × {config.data_parallel_ranks} " + ("GPU(s)" if config.context_parallel == 1 else "groups of GPUs"),
         ),
         ("length", f"{config.max_length} tokens, {'packed' if config.packing else 'one sample per row'}"),
         ("activation checkpointing", _checkpointing(config)),
@@ -69,18 +69,34 @@ def _method(config: TrainingConfig) -> str:
 
 
 def _engine(config: TrainingConfig) -> str:
+    if config.fsdp is not None:
+        return _fsdp(config, config.fsdp)
     if config.zero is None:
         return config.engine.value
     zero = config.zero
     offloads = [f"optimizer on {zero.offload_optimizer.value}"] if zero.offload_optimizer.value != "none" else []
     offloads += [f"parameters on {zero.offload_param.value}"] if zero.offload_param.value != "none" else []
+    offloads += [f"a second copy of the weights in every node, over {zero.hpz_partition} GPUs"] * (
+        zero.hpz_partition > 1
+    )
+    offloads += ["bf16 master weights"] * zero.bf16_master_weights + ["bf16 moments"] * zero.bf16_states
     return f"{config.engine.value}, ZeRO-{zero.stage}" + "".join(f", {offload}" for offload in offloads)
+
+
+def _fsdp(config: TrainingConfig, fsdp: FsdpConfig) -> str:
+    parts = [f"FSDP{fsdp.version} over {config.shard_ranks} GPUs"]
+    parts += ["replicated across nodes"] * fsdp.hybrid
+    parts += ["weights kept between forward and backward"] * (not fsdp.reshard_after_forward)
+    parts += [f"weights, gradients and states on {fsdp.offload.value}"] * (fsdp.offload.value != "none")
+    parts += [f"{config.context_parallel} GPUs share each sequence"] * (config.context_parallel > 1)
+    return ", ".join(parts)
 
 
 def _checkpointing(config: TrainingConfig) -> str:
     if config.checkpoint_every == 0:
         return "off"
-    return "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
+    every = "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
+    return every + (", their inputs on the host" if config.checkpoint_offload else "")
 
 
 def _phases(ledger: ResourceLedger) -> list[Phase]:

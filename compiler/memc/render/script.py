@@ -7,6 +7,7 @@ from typing import Any
 from memc.config import Attention, Engine, LossHead, Method, Offload, Optimizer, Precision, Task, TrainingConfig
 from memc.plan import Plan
 from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
+from memc.render.sharding import checkpoints_in_plugin
 
 _MIXED_PRECISION = {
     Precision.BF16: "bf16",
@@ -57,6 +58,10 @@ def constants(plan: Plan) -> dict[str, Any]:
         named |= {"ROW_KEYS": _SFT_ROW_KEYS, "ASSISTANT_ONLY_LOSS": run.assistant_only_loss}
     if config.lora is not None:
         named["ADAPTER_DTYPE"] = adapter_dtype(config)
+    if config.checkpoint_offload:
+        named["CHECKPOINT_OFFLOAD"] = True
+    if config.context_parallel > 1:
+        named["CONTEXT_PARALLEL"] = config.context_parallel
     return named
 
 
@@ -82,6 +87,11 @@ def branches(plan: Plan) -> dict[str, Any]:
         "quantized": config.method is Method.QLORA,
         "deepspeed": config.engine is Engine.DEEPSPEED,
         "ddp": config.engine is Engine.DDP,
+        "fsdp": config.engine is Engine.FSDP,
+        "reduces_each_micro_batch": config.fsdp is not None and config.fsdp.reduce_each_micro_batch,
+        "plugin_checkpoints": checkpoints_in_plugin(config),
+        "checkpoint_offload": config.checkpoint_offload,
+        "context_parallel": config.context_parallel > 1,
         "zero3": config.zero_stage == 3,
         "fp16": config.precision is Precision.FP16,
         "varlen": config.attention is Attention.FLASH_ATTENTION_2,
@@ -110,6 +120,7 @@ def _summary(config: TrainingConfig) -> str:
         Engine.SINGLE: "one process",
         Engine.DDP: "data parallel",
         Engine.DEEPSPEED: f"DeepSpeed ZeRO-{config.zero_stage}",
+        Engine.FSDP: "FSDP2",
     }
     return f"{task} of a causal language model: {method[config.method]}, {engine[config.engine]}."
 
@@ -121,9 +132,10 @@ def requirement_branches(config: TrainingConfig) -> dict[str, bool]:
         "trl": sft or config.loss is LossHead.CHUNKED,
         "adapters": config.lora is not None,
         "bitsandbytes": config.method is Method.QLORA
-        or config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT),
+        or config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW),
         "deepspeed": config.engine is Engine.DEEPSPEED,
         "compiler": config.zero is not None and config.zero.offload_optimizer is not Offload.NONE,
+        "nvme": Offload.NVME in (config.offload_optimizer, config.offload_param),
         "flash_attention": config.attention is Attention.FLASH_ATTENTION_2,
     }
 

@@ -54,6 +54,9 @@ def zero_settings(loaded: LoadedSpec, model: ModelFacts) -> ZeroConfig:
         nvme_buffers=_int_fact("deepspeed.nvme_buffers"),
         nvme_resident_elements=_int_fact("deepspeed.nvme_resident_elements"),
         nvme_state_buffers=_int_fact("deepspeed.nvme_state_buffers"),
+        nvme_block_bytes=_int_fact("deepspeed.nvme_block_bytes"),
+        nvme_queue_depth=_int_fact("deepspeed.nvme_queue_depth"),
+        nvme_threads=_int_fact("deepspeed.nvme_threads"),
     )
 
 

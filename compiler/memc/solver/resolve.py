@@ -165,6 +165,12 @@ def run_settings(
         output_dir=training.output_dir,
         assistant_only_loss=spec.data.assistant_only_loss,
         trust_remote_code=training.trust_remote_code,
+        nvme_path=spec.hardware.nvme_path,
+        scheduler=spec.launch.scheduler.value,
+        time_limit_hours=spec.launch.time_limit or 0,
+        partition=spec.launch.partition or "",
+        account=spec.launch.account or "",
+        image=spec.launch.image or "",
     )
 
 
