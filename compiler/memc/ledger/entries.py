@@ -113,6 +113,7 @@ class ResourceLedger:
         by_moment: Sum alive at each moment, over entries that count as allocated (all, off the GPU).
         reserved_above_allocated_bytes: What the caching allocator holds beyond the allocated peak.
         outside_allocator_bytes: What the card must have beyond reserved (CUDA context, NCCL).
+        grade: How the allocated peak is known.
     """
 
     resource: Resource
@@ -120,6 +121,7 @@ class ResourceLedger:
     by_moment: dict[Moment, int] = field(default_factory=dict)
     reserved_above_allocated_bytes: int = 0
     outside_allocator_bytes: int = 0
+    grade: Grade = Grade.ESTIMATED
 
     @property
     def binding_moment(self) -> Moment:

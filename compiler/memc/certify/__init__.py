@@ -1,0 +1,22 @@
+"""The trace of a plan: asked of a process of its own, so that this one loads no framework and can stop waiting."""
+
+from memc.certify.child import Asked, NotTraced, TraceAnswer, trace_all
+from memc.certify.request import Request, interval_share, request_digest, trace_request, untraceable
+from memc.certify.stack import installed_versions, missing_libraries, tracer_digest
+from memc.certify.steps import step_of
+
+__all__ = [
+    "Asked",
+    "NotTraced",
+    "Request",
+    "TraceAnswer",
+    "installed_versions",
+    "interval_share",
+    "missing_libraries",
+    "request_digest",
+    "step_of",
+    "trace_all",
+    "trace_request",
+    "tracer_digest",
+    "untraceable",
+]
