@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memc.trace.loop import record_steps
-from memc.trace.tape import Tape
+from memc.trace.records import Recording
 
 CASES: dict[str, dict[str, Any]] = {
     "full-bf16-weights": {"precision": "bf16_pure"},
@@ -27,9 +27,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _stream(tape: Tape) -> list[Any]:
+def _stream(record: Recording) -> list[Any]:
     """Returns allocations in order; releases in a row are a set, because a hash map of caches has no order."""
-    events = [(event.delta, event.stage_index, tape.blocks[event.block].size_bytes) for event in tape.events]
+    events = [(event.delta, event.stage_index, record.blocks[event.block].size_bytes) for event in record.events]
     runs = groupby(events, key=lambda event: event[:2])
     return [(key, sorted(run) if key[0] < 0 else list(run)) for key, run in runs]
 
@@ -37,7 +37,7 @@ def _stream(tape: Tape) -> list[Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_tape_without_data_equals_tape_of_real_tensors(name: str) -> None:
     settings = config(length=48, **CASES[name])
-    without_data = record_steps(settings, tiny(), None, like_cuda=False)
-    real = record_steps(settings, tiny(), None, like_cuda=False, without_data=False)
+    without_data = record_steps(settings, tiny(), like_cuda=False).recording
+    real = record_steps(settings, tiny(), like_cuda=False, without_data=False, shallow=False, warm_up=True).recording
     assert len(without_data.events) > 1000
     assert _stream(without_data) == _stream(real)

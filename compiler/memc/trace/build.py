@@ -4,49 +4,75 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 import transformers
 from transformers.initialization import no_init_weights
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-from memc.config import AdapterPrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
+from memc.config import AdapterPrecision, BasePrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
+from memc.errors import usage_error
 from memc.trace.optional import library
 from memc.trace.quantized import quantize, stored_nf4
+from memc.trace.records import Region
+from memc.trace.stacks import StackDepth, full_depths, shorten, stacks_of
+from memc.trace.tape import Tape
+
+Given = transformers.PretrainedConfig | dict[str, Any]
+
+_AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForImageTextToText",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModel",
+)
 
 
-def model_config(
-    config: TrainingConfig, given: transformers.PretrainedConfig | dict[str, Any], layers: int | None
-) -> Any:
-    """Returns the text config of a model with the number of layers and the attention that are asked for."""
+def model_config(given: Given) -> Any:
+    """Returns a transformers config of its own; one given by its fields must name its `model_type`."""
     if isinstance(given, dict):
         fields = dict(given)
         whole: Any = transformers.AutoConfig.for_model(fields.pop("model_type"), **fields)
     else:
         whole = copy.deepcopy(given)
-    text = whole.get_text_config()
-    if layers is not None:
-        text.num_hidden_layers = layers
-        if getattr(text, "layer_types", None):
-            text.layer_types = _repeated(text.layer_types, layers)
-    text.use_cache = False
-    text._attn_implementation = config.attention.value
-    return text
+    for settings in (whole, whole.get_text_config()):
+        settings.use_cache = False
+    return whole
 
 
-def _repeated(kinds: Sequence[str], layers: int) -> list[str]:
-    """Returns the kinds of `layers` layers, by repeating the shortest pattern that `kinds` are made of."""
-    pattern = next(p for p in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % p] for i in range(len(kinds))))
-    return [kinds[i % pattern] for i in range(layers)]
+def model_class(settings: Any) -> Any:
+    """Returns the class that the config names, or the first auto class' choice of one with a loss.
+
+    Raises:
+        MemcError: `trace-model-unknown`, when transformers has no model for the config.
+    """
+    for name in getattr(settings, "architectures", None) or ():
+        found = getattr(transformers, name, None)
+        if found is not None:
+            return found
+    for name in _AUTO_CLASSES:
+        mapping = getattr(transformers, name)._model_mapping
+        if type(settings) in mapping:
+            found = mapping[type(settings)]
+            return found[0] if isinstance(found, tuple) else found
+    raise usage_error(
+        "trace-model-unknown",
+        f"transformers {transformers.__version__} has no model for model_type {settings.model_type!r}",
+        hint="upgrade transformers, or skip the trace with --no-certify",
+    )
 
 
 def base_dtype(config: TrainingConfig) -> torch.dtype:
     """Returns the data type that the script loads base weights in."""
-    if config.precision is Precision.FP32:
+    if config.precision is Precision.FP32 or config.base_precision is BasePrecision.FP32:
         return torch.float32
     half = torch.float16 if config.precision is Precision.FP16 else torch.bfloat16
+    if config.base_precision is BasePrecision.HALF:
+        return half
     trains_fp32 = config.method is Method.FULL and uses_autocast(config)
     return torch.float32 if trains_fp32 else half
 
@@ -59,33 +85,43 @@ def uses_autocast(config: TrainingConfig) -> bool:
     return config.precision in (Precision.BF16, Precision.FP16) and config.engine is not Engine.DEEPSPEED
 
 
-def build(
-    config: TrainingConfig, given: transformers.PretrainedConfig | dict[str, Any], layers: int | None
-) -> torch.nn.Module:
-    """Returns the model on the meta device, with adapters, 4-bit linears and checkpointing as configured."""
-    text = model_config(config, given, layers)
+def build(config: TrainingConfig, given: Given, *, shallow: bool) -> tuple[Any, tuple[StackDepth, ...]]:
+    """Returns the model on the meta device, with adapters, 4-bit linears and checkpointing as configured.
+
+    With `shallow`, layers that repeat others are left out; the second value says which stand for how many.
+    """
+    settings = model_config(given)
+    automatic = model_class(settings)
     with torch.device("meta"), no_init_weights(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        automatic: Any = transformers.AutoModelForCausalLM
-        model = automatic.from_config(text, dtype=base_dtype(config), attn_implementation=config.attention.value)
+        try:
+            model = automatic._from_config(
+                settings, dtype=base_dtype(config), attn_implementation=config.attention.value
+            )
+        except ValueError as refused:
+            if "attention implementation" not in str(refused):
+                raise
+            raise usage_error(
+                "trace-attention-unsupported",
+                f"{automatic.__name__} has no {config.attention.value} attention in transformers "
+                f"{transformers.__version__}",
+                hint="set `attention: eager`",
+            ) from refused
         model.tie_weights()
         model.train()
+        if config.checkpoint_every:
+            reentrant = config.zero_stage == 3 and config.lora is not None
+            model.activation_checkpointing_enable({"use_reentrant": reentrant}, every_n_layers=config.checkpoint_every)
+        depths = shorten(model) if shallow else full_depths(model)
         if config.method is Method.QLORA:
             quantize(model, config, base_dtype(config))
-        if config.lora is not None:
-            model = _with_adapters(model, config)
+        wrapped = _with_adapters(model, config) if config.lora is not None else model
         if config.loss is LossHead.CHUNKED:
             _fuse_head(model, config)
-        if config.checkpoint_every:
-            inner = model.get_base_model() if config.lora is not None else model
-            inner.activation_checkpointing_enable(
-                {"use_reentrant": config.zero_stage == 3 and config.lora is not None},
-                every_n_layers=config.checkpoint_every,
-            )
-            if config.lora is not None:
-                inner.enable_input_require_grads()
-    result: torch.nn.Module = model
-    return result
+        if config.checkpoint_every and config.lora is not None:
+            model.enable_input_require_grads()
+    named = zip(depths, stacks_of(wrapped), strict=True)
+    return wrapped, tuple(replace(depth, name=name) for depth, name in named)
 
 
 def _with_adapters(model: Any, config: TrainingConfig) -> Any:
@@ -98,14 +134,13 @@ def _with_adapters(model: Any, config: TrainingConfig) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
-        task_type="CAUSAL_LM",
     )
-    model = peft.get_peft_model(model, settings, autocast_adapter_dtype=not follow_base)
+    wrapped = peft.get_peft_model(model, settings, autocast_adapter_dtype=not follow_base)
     wanted = adapter_dtype(config)
-    for name, parameter in model.named_parameters():
+    for name, parameter in wrapped.named_parameters():
         if "lora_" in name and parameter.dtype is not wanted:
             parameter.data = parameter.data.to(wanted)
-    return model
+    return wrapped
 
 
 def adapter_dtype(config: TrainingConfig) -> torch.dtype:
@@ -120,21 +155,22 @@ def adapter_dtype(config: TrainingConfig) -> torch.dtype:
 
 def _fuse_head(model: Any, config: TrainingConfig) -> None:
     """Gives the model TRL's fused head; SFTTrainer also asks it for entropy and accuracy."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
     outputs = ("log_probs", "entropy", "is_top1") if config.task is Task.SFT else ("log_probs",)
-    library("trl.trainer.utils", "a chunked loss").add_fused_lm_head(base, outputs=outputs)
+    library("trl.trainer.utils", "a chunked loss").add_fused_lm_head(model, outputs=outputs)
 
 
-def place(model: torch.nn.Module, config: TrainingConfig) -> None:
+def place(model: torch.nn.Module, config: TrainingConfig, tape: Tape, regions: dict[str, Region]) -> None:
     """Gives every parameter and buffer a storage on the current device; tied tensors stay tied."""
     placed: dict[int, torch.Tensor] = {}
-    for module in model.modules():
-        if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
-            module._parameters["weight"] = stored_nf4(module, config, base_dtype(config))
-        for owner in (module._parameters, module._buffers):
-            for name, tensor in list(owner.items()):
-                if tensor is not None and tensor.device.type == "meta":
-                    owner[name] = placed.setdefault(id(tensor), _storage_like(tensor))  # type: ignore[assignment]
+    outside = tape.outside
+    for module_name, module in model.named_modules():
+        with tape.inside(module_name, regions.get(module_name, outside)):
+            if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
+                module._parameters["weight"] = stored_nf4(module, config, base_dtype(config))
+            for owner in (module._parameters, module._buffers):
+                for name, tensor in list(owner.items()):
+                    if tensor is not None and tensor.device.type == "meta":
+                        owner[name] = placed.setdefault(id(tensor), _storage_like(tensor))
 
 
 def _storage_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -144,8 +180,3 @@ def _storage_like(tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, torch.nn.Parameter)
         else copy_
     )
-
-
-def decoder_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Returns the repeated layers, in order."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]

@@ -1,13 +1,13 @@
-"""What a tape says: the allocated peak at each moment of the last step, and what it is made of."""
+"""What a record says: the allocated peak at each moment of the last step, and what it is made of."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from memc.trace.records import BLOCK_BYTES, Event, Owner, Part, Region, Stage
-from memc.trace.tape import Tape
+from memc.trace.records import BLOCK_BYTES, Owner, Part, Recording, Region, Stage
 from memc.units import round_up
 
 
@@ -45,43 +45,87 @@ class Peak:
     shares: dict[Share, int] = field(default_factory=dict)
 
 
-def region_peaks(tape: Tape) -> dict[tuple[Stage, Region], Peak]:
-    """Returns the peak in every stage and region of the last optimizer step."""
-    first = _first_stage_of_last_step(tape)
-    kept = _kept_blocks(tape)
-    shares: Counter[Share] = Counter()
+def peaks_by_instant(record: Recording) -> dict[Instant, Peak]:
+    """Returns the peak of every instant of the last optimizer step, in the order of a step."""
+    instants = _instants(record)
+    at: dict[Instant, tuple[int, int]] = {}
     total = 0
-    peaks: dict[tuple[Stage, Region], Peak] = {}
-    for event in tape.events:
-        key = (tape.stages[event.stage_index], _region(tape, event))
-        if event.stage_index >= first and key not in peaks:
-            peaks[key] = Peak(total, dict(shares))
-        size = event.delta * round_up(tape.blocks[event.block].size_bytes, BLOCK_BYTES)
-        total += size
-        shares[share_of(tape, event.block, kept)] += size
-        if event.stage_index >= first and total > peaks[key].allocated_bytes:
-            peaks[key] = Peak(total, dict(shares))
-    return peaks
+    for index, event in enumerate(record.events):
+        before, total = total, total + event.delta * block_bytes(record, event.block)
+        instant = instants.get((event.stage_index, event.region))
+        if instant is None:
+            continue
+        if instant not in at:
+            at[instant] = (before, index - 1)
+        if total > at[instant][0]:
+            at[instant] = (total, index)
+    shares = shares_at(record, {index for _, index in at.values()})
+    return {i: Peak(at[i][0], shares[at[i][1]]) for i in Instant if i in at}
 
 
-def _region(tape: Tape, event: Event) -> Region:
-    return Region(Part.ABOVE) if tape.stages[event.stage_index] is Stage.STEP else event.region
+def block_bytes(record: Recording, block: int) -> int:
+    """Returns what a block takes of the allocator's memory."""
+    return round_up(record.blocks[block].size_bytes, BLOCK_BYTES)
 
 
-def _first_stage_of_last_step(tape: Tape) -> int:
-    steps = [index for index, stage in enumerate(tape.stages) if stage is Stage.STEP]
+def _instants(record: Recording) -> dict[tuple[int, Region | None], Instant]:
+    """Returns the instant of every place in every stage of the last step."""
+    first = first_stage_of_last_step(record)
+    regions: dict[int, list[Region]] = {}
+    for event in record.events:
+        if event.stage_index >= first:
+            visited = regions.setdefault(event.stage_index, [])
+            if not visited or visited[-1] != event.region:
+                visited.append(event.region)
+    found: dict[tuple[int, Region | None], Instant] = {}
+    for stage_index, visited in regions.items():
+        layers = [region for region in visited if region.part is Part.LAYER]
+        for region in visited:
+            found[stage_index, region] = _instant(record.stages[stage_index], region, layers)
+    return found
+
+
+def _instant(stage: Stage, region: Region, layers: list[Region]) -> Instant:
+    if stage is Stage.STEP:
+        return Instant.STEP
+    if stage is Stage.FORWARD:
+        return Instant.LOSS_FORWARD if region.part is Part.ABOVE else Instant.FORWARD
+    if region.part is Part.ABOVE:
+        return Instant.LOSS_BACKWARD
+    if region.part is Part.BELOW:
+        return Instant.BACKWARD_EMBEDDING
+    if region == layers[0]:
+        return Instant.BACKWARD_FIRST_LAYER
+    return Instant.BACKWARD_LAST_LAYER if region == layers[-1] else Instant.BACKWARD_MIDDLE
+
+
+def first_stage_of_last_step(record: Recording) -> int:
+    """Returns the position of the stage that the last optimizer step begins with."""
+    steps = [index for index, stage in enumerate(record.stages) if stage is Stage.STEP]
     return steps[-2] + 1 if len(steps) > 1 else 1
 
 
-def _kept_blocks(tape: Tape) -> set[int]:
+def shares_at(record: Recording, indices: Iterable[int]) -> dict[int, dict[Share, int]]:
+    """Returns what allocated bytes are after the events at `indices` (-1: before the first)."""
+    wanted, kept = set(indices), kept_blocks(record)
+    shares: Counter[Share] = Counter()
+    found: dict[int, dict[Share, int]] = {-1: {}} if -1 in wanted else {}
+    for index, event in enumerate(record.events):
+        shares[share_of(record, event.block, kept)] += event.delta * block_bytes(record, event.block)
+        if index in wanted:
+            found[index] = {share: size for share, size in shares.items() if size}
+    return found
+
+
+def kept_blocks(record: Recording) -> set[int]:
     """Returns the blocks that were made in a forward and outlived it."""
     kept: set[int] = set()
     alive: set[int] = set()
     stage = 0
-    for event in tape.events:
+    for event in record.events:
         if event.stage_index != stage:
-            if tape.stages[stage] is Stage.FORWARD:
-                kept |= {block for block in alive if tape.blocks[block].stage_index == stage}
+            if record.stages[stage] is Stage.FORWARD:
+                kept |= {block for block in alive if record.blocks[block].stage_index == stage}
             stage = event.stage_index
         if event.delta > 0:
             alive.add(event.block)
@@ -90,41 +134,28 @@ def _kept_blocks(tape: Tape) -> set[int]:
     return kept
 
 
-def share_of(tape: Tape, block: int, kept: set[int]) -> Share:
+def share_of(record: Recording, block: int, kept: set[int]) -> Share:
     """Returns what a block counts as."""
-    owner = tape.owners.get(block, Owner.TENSORS)
+    owner = record.owners.get(block, Owner.TENSORS)
     if owner is not Owner.TENSORS:
         return Share(owner.value)
     return Share.SAVED if block in kept else Share.WORKING
 
 
-def instant_of(stage: Stage, region: Region, layers: int) -> Instant:
-    """Returns the instant that a stage and a region belong to."""
-    if stage is Stage.STEP:
-        return Instant.STEP
-    if stage is Stage.FORWARD:
-        return Instant.LOSS_FORWARD if region.part is Part.ABOVE else Instant.FORWARD
-    if region.part is not Part.LAYER:
-        return Instant.LOSS_BACKWARD if region.part is Part.ABOVE else Instant.BACKWARD_EMBEDDING
-    if region.layer == layers - 1:
-        return Instant.BACKWARD_FIRST_LAYER
-    return Instant.BACKWARD_LAST_LAYER if region.layer == 0 else Instant.BACKWARD_MIDDLE
-
-
-def saved_bytes(tape: Tape) -> tuple[int, int, int]:
+def saved_bytes(record: Recording, stack: str) -> tuple[int, int, int]:
     """Returns what the last forward leaves behind, in unrounded bytes.
 
-    First what the second layer keeps, then the weight casts of that layer, then what everything outside the layers
-    keeps (without weight casts).
+    First what the second layer of `stack` keeps, then the weight casts of that layer, then what everything outside
+    the layers keeps (without weight casts).
     """
-    last = max(index for index, stage in enumerate(tape.stages) if stage is Stage.FORWARD)
+    last = max(index for index, stage in enumerate(record.stages) if stage is Stage.FORWARD)
     layer = casts = outside = 0
-    for block in _kept_blocks(tape):
-        made = tape.blocks[block]
-        is_cast = tape.owners.get(block) is Owner.WEIGHT_CASTS
+    for block in kept_blocks(record):
+        made = record.blocks[block]
+        is_cast = record.owners.get(block) is Owner.WEIGHT_CASTS
         if made.stage_index != last:
             continue
-        if made.region == Region(Part.LAYER, 1):
+        if made.region == Region(Part.LAYER, 1, stack):
             layer += 0 if is_cast else made.size_bytes
             casts += made.size_bytes if is_cast else 0
         elif made.region.part is not Part.LAYER and not is_cast:

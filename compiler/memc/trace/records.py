@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -20,13 +20,15 @@ class Stage(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
     STEP = "step"
+    STAND_IN = "stand_in"
 
 
 class Part(StrEnum):
-    """Which part of the model an event belongs to: before the layers, in a layer, after the layers."""
+    """Which part of the model an event belongs to: before all layers, in a layer, between stacks, after all layers."""
 
     BELOW = "below"
     LAYER = "layer"
+    BETWEEN = "between"
     ABOVE = "above"
 
 
@@ -40,14 +42,19 @@ class Owner(StrEnum):
     INPUTS = "inputs"
     TENSORS = "tensors"
     KERNEL_WORKSPACE = "kernel_workspace"
+    HOST = "host"
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a run is: the part of the model and, inside the layers, the layer's index (-1 outside)."""
+    """Where a run is: the part of the model and, inside the layers, the layer's index and its stack's module name.
+
+    Outside the layers the index is -1 and the stack is empty.
+    """
 
     part: Part
     layer: int = -1
+    stack: str = ""
 
 
 @dataclass(slots=True)
@@ -63,9 +70,27 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An allocation (`delta` +1) or a release (-1) of a block."""
+    """An allocation (`delta` +1) or a release (-1) of a block, and the place and module that ran then."""
 
     block: int
     delta: int
     stage_index: int
     region: Region
+    module: str = ""
+
+
+@dataclass(slots=True)
+class Recording:
+    """What a tape has written down.
+
+    Attributes:
+        blocks: Every storage, in order of allocation.
+        events: Allocations and releases, in order.
+        stages: What the loop was doing, in order; blocks and events refer to it by position.
+        owners: What a block holds, for those that are known.
+    """
+
+    blocks: list[Block]
+    events: list[Event]
+    stages: list[Stage]
+    owners: dict[int, Owner] = field(default_factory=dict)

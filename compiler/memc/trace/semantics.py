@@ -10,7 +10,10 @@ from typing import Any
 import torch
 import transformers.utils.import_utils as transformers_imports
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from memc.trace.autocast import cuda_autocast
+from memc.trace.tape import Answer
+from memc.trace.values import run_with_values
 
 aten = torch.ops.aten
 _MASK_ALIGNMENT = 16
@@ -19,55 +22,50 @@ _original_attention = torch.nn.functional.scaled_dot_product_attention
 _original_dropout = torch.nn.functional.dropout
 
 
-class Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers what depends on values that a tensor without data has not.
+def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands for source[mask]: CUDA looks up the positions of a mask first (aten/src/ATen/native/IndexingUtils.h)."""
+    source, indices = args
+    expanded = _positions(indices)
+    return NotImplemented if expanded is None else aten.index.Tensor(source, expanded)
 
-    Every label counts (the most expensive batch); a padding mask is not all ones when `padded`; nothing overflows.
+
+def _positions(indices: Any) -> list[torch.Tensor | None] | None:
+    """Returns indices with the positions of masks in place of masks; None when there is no mask."""
+    if not any(index is not None and index.dtype is torch.bool for index in indices):
+        return None
+    expanded: list[torch.Tensor | None] = []
+    for index in indices:
+        if index is None or index.dtype is not torch.bool:
+            expanded.append(index)
+        else:
+            expanded += aten.nonzero.default(index).unbind(1)
+    return expanded
+
+
+def _write(operator: Any) -> Answer:
+    def answer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        target, indices, *rest = args
+        expanded = _positions(indices)
+        return NotImplemented if expanded is None else operator(target, expanded, *rest, **kwargs)
+
+    return answer
+
+
+def cuda_answers() -> dict[Any, Answer]:
+    """Returns, by operator, what CUDA runs in its place."""
+    writes = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
+    return {aten.index.Tensor: _index, **{operator: _write(operator) for operator in writes}}
+
+
+def run_like_cuda(func: Any, args: Any, kwargs: Any) -> Any:
+    """Runs an operator without data; statistics of a layer norm over halves are fp32, as on CUDA.
+
+    Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (acc_type), torch/_refs (cast back on CPU only).
     """
-
-    def __init__(self, *, padded: bool) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._padded = padded
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator, or replaces it by one whose output has the shape that the assumed values give."""
-        if func is aten._local_scalar_dense.default:
-            return self._scalar(args[0])
-        if func is aten.index.Tensor and _is_mask(args[1]):
-            return _select(args[0], args[1][0])
-        if func in (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default) and _is_mask(
-            args[1]
-        ):
-            return _write(func, args)
-        if func is aten.masked_select.default:
-            return args[0].new_empty((args[0].numel(),))
-        return func(*args, **(kwargs or {}))
-
-    def _scalar(self, tensor: torch.Tensor) -> bool | int | float:
-        if tensor.dtype is torch.bool:
-            return not self._padded
-        return 1.0 if tensor.dtype.is_floating_point else 1
-
-
-def _is_mask(indices: Any) -> bool:
-    return len(indices) == 1 and indices[0] is not None and indices[0].dtype is torch.bool
-
-
-def _select(source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Returns source[mask] for a mask that is true everywhere; positions are found as int64 first."""
-    positions = source.new_empty((mask.numel(), mask.dim()), dtype=torch.int64)
-    rows = source.new_empty((mask.numel(), *source.shape[mask.dim() :]))
-    del positions
-    return rows
-
-
-def _write(func: Any, args: Any) -> torch.Tensor:
-    mask = args[1][0]
-    positions = args[0].new_empty((mask.numel(), mask.dim()), dtype=torch.int64)
-    order = [args[0].new_empty((mask.numel(),), dtype=torch.int64) for _ in range(3)]
-    del positions, order
-    target: torch.Tensor = args[0]
-    return target if func is not aten.index_put.default else aten.clone.default(target)
+    out = run_with_values(func, args, kwargs)
+    if func is aten.native_layer_norm.default and args[0].dtype in (torch.bfloat16, torch.float16):
+        return out[0], out[1].to(torch.float32), out[2].to(torch.float32)
+    return out
 
 
 def attention(
@@ -195,7 +193,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cuda_semantics(*, padded: bool, like_cuda: bool = True, without_data: bool = True) -> Iterator[None]:
+def cuda_semantics(*, like_cuda: bool = True, without_data: bool = True) -> Iterator[None]:
     """Makes tensors behave as on a GPU (`like_cuda`) and without storage behind them (`without_data`) for a while."""
     functional = torch.nn.functional
     replacements: list[tuple[Any, str, Any]] = []
@@ -207,7 +205,8 @@ def cuda_semantics(*, padded: bool, like_cuda: bool = True, without_data: bool =
     with ExitStack() as stack:
         for owner, name, value in replacements:
             stack.enter_context(_replaced(owner, name, value))
+        if like_cuda:
+            stack.enter_context(cuda_autocast())
         if without_data:
             stack.enter_context(FakeTensorMode())
-            stack.enter_context(Answers(padded=padded))
         yield

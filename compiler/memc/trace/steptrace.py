@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
-from math import lcm
-from typing import Any
 
-import transformers
+from memc.config import Attention, Engine, TrainingConfig
+from memc.ledger.entries import Account, Moment, Phase
+from memc.trace.attribution import ACCOUNTS, PhasePeak, TimelinePoint, phase_peaks, timeline
+from memc.trace.build import Given
+from memc.trace.loop import Run, record_steps
+from memc.trace.peaks import Instant, Peak, peaks_by_instant, saved_bytes
+from memc.trace.splice import NotPeriodicError
+from memc.trace.stacks import StackDepth
 
-from memc.config import TrainingConfig
-from memc.ledger.entries import Account, Moment
-from memc.trace.build import model_config
-from memc.trace.extrapolate import Peaks, extrapolated, shallow_depths
-from memc.trace.loop import record_steps
-from memc.trace.peaks import Instant, Peak, Share, instant_of, region_peaks, saved_bytes
-
-_ACCOUNTS = {
-    Share.PARAMETERS: Account.PARAMETERS,
-    Share.WEIGHT_CASTS: Account.PARAMETERS,
-    Share.GRADIENTS: Account.GRADIENTS,
-    Share.OPTIMIZER_STATES: Account.OPTIMIZER_STATES,
-    Share.INPUTS: Account.ACTIVATIONS,
-    Share.SAVED: Account.ACTIVATIONS,
-    Share.WORKING: Account.ACTIVATIONS,
-    Share.KERNEL_WORKSPACE: Account.WORKSPACE,
-}
 _MOMENTS = {
     Instant.FORWARD: Moment.FORWARD,
     Instant.LOSS_FORWARD: Moment.LOSS,
@@ -38,28 +27,49 @@ _MOMENTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """Allocated bytes of one step on one GPU, by instant. cuBLAS workspaces are not in them.
+    """Allocated bytes of one step on one GPU, by instant and by phase. cuBLAS workspaces are not in them.
 
     Attributes:
-        layers: Depth of the model that the figures are of.
-        traced_layers: Depths that were run.
+        layers: Depth of the main stack, the last one of the model.
+        stacks: Every stack of layers, with the depth that was run; the figures are of all layers.
         peaks: The largest sum in each part of the step, every block rounded up to 512 bytes.
+        phases: The peak of each phase in time order (load, forward, loss, backward, step), by module and account.
+        timeline: The course of the step.
         layer_saved_bytes: What the second layer made in forward and keeps for backward, weight casts left out.
         layer_cast_bytes: 16-bit copies of the second layer's weights that live at the end of forward.
-        outside_saved_bytes: What the rest of the model keeps, weight casts left out (of the smaller traced depth).
+        outside_saved_bytes: What the rest of the model keeps, weight casts left out.
+        seconds: How long the trace took, without imports.
+        assumes: What was assumed about the batch.
+        not_modelled: What a real run allocates in torch's allocator and this trace leaves out.
     """
 
     layers: int
-    traced_layers: tuple[int, ...]
+    stacks: tuple[StackDepth, ...]
     peaks: dict[Instant, Peak]
+    phases: dict[Phase, PhasePeak]
+    timeline: tuple[TimelinePoint, ...]
     layer_saved_bytes: int
     layer_cast_bytes: int
     outside_saved_bytes: int
+    seconds: float
+    assumes: tuple[str, ...]
+    not_modelled: tuple[str, ...]
+
+    @property
+    def traced_layers(self) -> int:
+        """Layers of the main stack that were run."""
+        return self.stacks[-1].traced_layers
 
     @property
     def binding_instant(self) -> Instant:
         """Where the step peaks (the earliest of equals)."""
         return max(self.peaks, key=lambda instant: self.peaks[instant].allocated_bytes)
+
+    @property
+    def binding_phase(self) -> Phase:
+        """The phase in which the step peaks (the earliest of equals)."""
+        steps = {phase: peak for phase, peak in self.phases.items() if phase is not Phase.LOAD}
+        return max(steps, key=lambda phase: steps[phase].allocated_bytes)
 
     @property
     def peak_allocated_bytes(self) -> int:
@@ -79,56 +89,59 @@ class StepTrace:
         """Returns bytes by account at the peak of `instant` (default: the binding one)."""
         sums = dict.fromkeys(Account, 0)
         for share, size in self.peaks[self.binding_instant if instant is None else instant].shares.items():
-            sums[_ACCOUNTS[share]] += size
+            sums[ACCOUNTS[share]] += size
         return sums
 
 
-def trace_step(
-    config: TrainingConfig, model: transformers.PretrainedConfig | dict[str, Any], *, layers: int | None = None
-) -> StepTrace:
-    """Returns the memory of one optimizer step, after a warm-up step, of a model given by its config.
+def trace_step(config: TrainingConfig, model: Given) -> StepTrace:
+    """Returns the memory of one optimizer step, after a first one, of a model given by its config.
 
     Assumes: one GPU with CUDA semantics of compute capability 8 or 9 without cuDNN attention; every label counts;
-        gradient buckets of DDP and everything that DeepSpeed allocates are not in it (under `engine: deepspeed` there
-        is no optimizer); dropout masks and attention masks are materialised as on CUDA.
+        gradient buckets of DDP and everything that DeepSpeed or FSDP allocates are not in it (under them there is no
+        optimizer); dropout masks and attention masks are materialised as on CUDA.
     Source: transformers modelling code, PEFT, TRL and torch's autograd, run on tensors without data.
 
     Args:
         config: The training configuration.
-        model: A transformers config, or the fields of a config.json.
-        layers: Depth to use instead of the config's own. Deep models are extrapolated from two shallow traces.
+        model: A transformers config, or the fields of a config.json. Layers that repeat others are run once.
+
+    Raises:
+        MemcError: `trace-model-unknown`, `trace-attention-unsupported` or `trace-library-missing`.
     """
-    text = model_config(config, model, layers)
-    depth: int = text.num_hidden_layers
-    period = _period(config, text)
-    depths = shallow_depths(depth, period)
-    if depths is None:
-        tape = record_steps(config, model, depth)
-        return result_of(depth, (depth,), region_peaks(tape), saved_bytes(tape))
-    tapes = [record_steps(config, model, shallow) for shallow in depths]
-    peaks = extrapolated(region_peaks(tapes[0]), region_peaks(tapes[1]), depths, depth)
-    return result_of(depth, depths, peaks, saved_bytes(tapes[0]))
+    started = time.perf_counter()
+    try:
+        run = record_steps(config, model)
+    except NotPeriodicError:
+        run = record_steps(config, model, shallow=False)
+    return result_of(config, run, started)
 
 
-def result_of(depth: int, traced: tuple[int, ...], regions: Peaks, saved: tuple[int, int, int]) -> StepTrace:
-    """Returns the trace of a model with `depth` layers from its peaks by region and what forward leaves behind."""
-    peaks: dict[Instant, Peak] = {}
-    for (stage, region), peak in regions.items():
-        instant = instant_of(stage, region, depth)
-        if instant not in peaks or peak.allocated_bytes > peaks[instant].allocated_bytes:
-            peaks[instant] = peak
+def result_of(config: TrainingConfig, run: Run, started: float) -> StepTrace:
+    """Returns the trace that a record of two steps gives. `started` is when the work began (`perf_counter`)."""
+    main = run.stacks[-1]
+    layer, casts, outside = saved_bytes(run.recording, main.name)
     return StepTrace(
-        layers=depth,
-        traced_layers=traced,
-        peaks={instant: peaks[instant] for instant in Instant if instant in peaks},
-        layer_saved_bytes=saved[0],
-        layer_cast_bytes=saved[1],
-        outside_saved_bytes=saved[2],
+        layers=main.layers,
+        stacks=run.stacks,
+        peaks=peaks_by_instant(run.recording),
+        phases=phase_peaks(run.recording),
+        timeline=timeline(run.recording),
+        layer_saved_bytes=layer,
+        layer_cast_bytes=casts,
+        outside_saved_bytes=outside,
+        seconds=time.perf_counter() - started,
+        assumes=run.assumes,
+        not_modelled=_not_modelled(config),
     )
 
 
-def _period(config: TrainingConfig, text: Any) -> int:
-    """Returns after how many layers the pattern of layer kinds and checkpoints repeats."""
-    kinds = list(getattr(text, "layer_types", None) or [""])
-    pattern = next(p for p in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i % p] for i in range(len(kinds))))
-    return lcm(pattern, config.checkpoint_every or 1)
+def _not_modelled(config: TrainingConfig) -> tuple[str, ...]:
+    """Returns what a run of this configuration allocates and the trace does not see."""
+    found = ["workspaces of cuDNN: convolutions, and attention where torch chooses it"]
+    if config.engine is Engine.DDP:
+        found.append("gradient buckets of DistributedDataParallel")
+    if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
+        found.append("gathered weights, buckets, masters and optimizer states of the sharding engine")
+    if config.attention is Attention.FLASH_ATTENTION_2:
+        found.append("buffers inside the flash-attn package's kernels")
+    return tuple(found)

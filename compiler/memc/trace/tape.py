@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -12,7 +12,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from memc.trace.records import Block, Event, Kernel, Owner, Part, Region, Stage
+from memc.trace.records import Block, Event, Kernel, Owner, Part, Recording, Region, Stage
+
+Answer = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""Stands for an operator, in terms of others that the tape sees; returns NotImplemented to let it run as it is."""
+
+Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Runs an operator below the tape."""
+
+
+_add = torch.ops.aten.add.Tensor
+_cast = torch.ops.aten._to_copy.default
+_OUTSIDE = Region(Part.BELOW)
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -22,6 +37,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     older buffer when nobody else holds it (torch/csrc/autograd/input_buffer.cpp, accumulate_grad.h). The tape puts
     that back: a sum whose first operand dies right after it is recorded as living in the operand's block.
 
+    Args:
+        kernels: By operator, the buffers that its CUDA kernel allocates for itself.
+        answers: By operator, what CUDA runs in its place.
+        run: Runs an operator; calls it when not given.
+
     Attributes:
         blocks: Every storage seen, in order of allocation.
         events: Allocations and releases, in order.
@@ -29,98 +49,147 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         owners: What a block holds, for those that have been claimed.
     """
 
-    def __init__(self, kernels: dict[Any, Kernel] | None = None) -> None:
+    def __init__(
+        self,
+        kernels: Mapping[Any, Kernel] | None = None,
+        answers: Mapping[Any, Answer] | None = None,
+        run: Run = _call,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.blocks: list[Block] = []
         self.events: list[Event] = []
         self.stages: list[Stage] = [Stage.LOAD]
         self.owners: dict[int, Owner] = {}
         self._kernels = kernels or {}
+        self._answers = answers or {}
+        self._run = run
         self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
         self._merged: dict[int, int] = {}
         self._pending: tuple[int, int] | None = None
-        self._entered: list[tuple[str, Region]] = [("", Region(Part.BELOW))]
-        self._backward: tuple[str, Region] = ("", Region(Part.ABOVE))
-        self._tail = False
+        self._entered: list[tuple[str, Region]] = [("", _OUTSIDE)]
+        self._backward: tuple[str, Region] = ("", _OUTSIDE)
+        self._of_input: Region | None = None
         self._closed = False
 
     def _where(self) -> tuple[str, Region]:
         if self.stages[-1] is Stage.BACKWARD:
             return self._backward
         name, region = self._entered[-1]
-        if region.part is not Part.LAYER:
-            region = Region(Part.ABOVE if self._tail else Part.BELOW)
-        return name, region
+        return name, self._of_input or region
 
     def enter(self, stage: Stage) -> None:
-        """Starts a stage; forward starts below the layers, backward above them."""
+        """Starts a stage."""
         self._settle()
         self.stages.append(stage)
-        self._tail = False
-        self._backward = ("", Region(Part.ABOVE))
+        self._backward = ("", _OUTSIDE)
 
-    def claim(self, tensors: Iterable[torch.Tensor | None], owner: Owner) -> None:
-        """Says what the storages of `tensors` hold. The first claim on a block stands."""
+    def claim(self, tensors: Iterable[torch.Tensor | None], owner: Owner, of: torch.Tensor | None = None) -> None:
+        """Says what the storages of `tensors` hold, and that they belong to the layer of `of`.
+
+        The first claim on a block stands.
+        """
+        source = None if of is None else self.block_of(of)
         for tensor in tensors:
-            if tensor is not None:
-                self.owners.setdefault(self._record(tensor, owner.value), owner)
+            if tensor is None:
+                continue
+            block = self._record(tensor, owner.value)
+            if block not in self.owners:
+                self.owners[block] = owner
+                if source is not None:
+                    made = self.blocks[source]
+                    self.blocks[block].region, self.blocks[block].module = made.region, made.module
+
+    outside = _OUTSIDE
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """Returns the block that holds `tensor`; None for one that was never seen."""
         found = self._alive.get(tensor.untyped_storage()._cdata)
         return None if found is None else found[0]
 
-    def follow_modules(self, model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
-        """Lets events know their layer, in forward through hooks and in backward through the nodes of the graph."""
-        regions = {id(child): Region(Part.LAYER, i) for i, layer in enumerate(layers) for child in layer.modules()}
-        for name, module in model.named_modules():
-            region = regions.get(id(module), Region(Part.BELOW))
-            module.register_forward_pre_hook(self._open(name, region))
-            module.register_forward_hook(self._close(name, region, module is layers[-1]), always_call=True)
-
-    def _open(self, name: str, region: Region) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: object) -> None:
-            self._entered.append((name, region))
-
-        return hook
-
-    def _close(self, name: str, region: Region, last: bool) -> Callable[..., None]:
-        def hook(module: torch.nn.Module, args: object, output: object) -> None:
+    @contextmanager
+    def inside(self, module: str, region: Region) -> Iterator[None]:
+        """Says that what runs meanwhile belongs to a module."""
+        self._entered.append((module, region))
+        try:
+            yield
+        finally:
             self._entered.pop()
-            if last and self.stages[-1] is Stage.FORWARD:
-                self._tail = True
-            here = region
-            if here.part is not Part.LAYER:
-                here = Region(Part.ABOVE if self._tail else Part.BELOW)
-            for value in tree_iter(output):
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    value.grad_fn.register_prehook(self._arrive(name, here))
+
+    def follow_modules(self, model: torch.nn.Module, regions: Mapping[str, Region]) -> None:
+        """Lets events know their module, in forward through hooks and in backward through the nodes of the graph.
+
+        `regions` has the modules inside layers, by name. What a layer calls outside itself belongs to the layer.
+        """
+        for name, module in model.named_modules():
+            region = regions.get(name)
+            module.register_forward_pre_hook(self._open(name, region))
+            module.register_forward_hook(self._close(), always_call=True)
+
+    def _open(self, name: str, region: Region | None) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: object) -> None:
+            self._entered.append((name, region or self._entered[-1][1]))
 
         return hook
 
-    def _arrive(self, name: str, region: Region) -> Callable[[tuple[torch.Tensor, ...]], None]:
+    def _close(self) -> Callable[..., None]:
+        def hook(module: torch.nn.Module, args: object, output: object) -> None:
+            place = self._entered.pop()
+            for value in (output,) if isinstance(output, torch.Tensor) else tree_iter(output):
+                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                    value.grad_fn.register_prehook(self._arrive(place))
+
+        return hook
+
+    def _arrive(self, place: tuple[str, Region]) -> Callable[[tuple[torch.Tensor, ...]], None]:
         """Returns a hook for the node that made a module's output: there backward enters the module."""
 
         def hook(gradients: tuple[torch.Tensor, ...]) -> None:
-            self._backward = (name, region)
+            self._backward = place
 
         return hook
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the operator and records the storages of what it returns."""
-        out = func(*args, **(kwargs or {}))
-        if self._adds_in_place(func, args, out):
-            self._record_sum(args[0], out)
-            return out
-        for value in tree_iter(out):
-            if isinstance(value, torch.Tensor):
-                self._record(value, str(func))
-        if func is torch.ops.aten._to_copy.default:
-            self._note_weight_cast(args[0], out)
+        """Runs the operator, or what stands for it, and records the storages of what it returns."""
+        answer = self._answers.get(func)
+        if answer is not None:
+            with cast("Any", self):
+                out = answer(args, kwargs or {})
+            if out is not NotImplemented:
+                return out
+        out = self._run(func, args, kwargs or {})
+        if isinstance(out, torch.Tensor):
+            if func is _add and self._adds_in_place(args, out):
+                self._record_sum(args[0], out)
+                return out
+            self._follow_input(args)
+            self._record(out, func)
+            if func is _cast:
+                self._note_weight_cast(args[0], out)
+        elif isinstance(out, (tuple, list)):
+            self._record_all(func, args, out)
+        self._of_input = None
         kernel = self._kernels.get(func)
         if kernel is not None:
             self._run_kernel(str(func), kernel(args))
         return out
+
+    def _record_all(self, func: Any, args: Any, out: Sequence[Any]) -> None:
+        """Records outputs; those of an operator over lists belong where the input at the same place belongs."""
+        pairs = args[0] if args and isinstance(args[0], (tuple, list)) and len(args[0]) == len(out) else None
+        for index, value in enumerate(out):
+            if isinstance(value, torch.Tensor):
+                self._follow_input(args if pairs is None else (pairs[index],))
+                self._record(value, func)
+            elif isinstance(value, (tuple, list)):
+                self._record_all(func, args, value)
+
+    def _follow_input(self, args: Any) -> None:
+        """Outside the model, in the optimizer, what an operator makes belongs to the layer of its first input."""
+        if self.stages[-1] is not Stage.STEP:
+            return
+        first = args[0] if args else None
+        block = self.block_of(first) if isinstance(first, torch.Tensor) else None
+        self._of_input = None if block is None else self.blocks[block].region
 
     def _note_weight_cast(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         block, made = self.block_of(source), self.block_of(copy)
@@ -137,8 +206,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for block in reversed(made):
             self._emit(block, -1)
 
-    def _adds_in_place(self, func: Any, args: tuple[Any, ...], out: Any) -> bool:
-        if func is not torch.ops.aten.add.Tensor or self.stages[-1] is not Stage.BACKWARD or torch.is_grad_enabled():
+    def _adds_in_place(self, args: tuple[Any, ...], out: Any) -> bool:
+        if self.stages[-1] is not Stage.BACKWARD or torch.is_grad_enabled():
             return False
         older, newer = args[0], args[1]
         return (
@@ -170,13 +239,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             block, self._pending = self._pending[0], None
             self._emit(block, +1)
 
-    def _record(self, tensor: torch.Tensor, operator: str) -> int:
+    def _record(self, tensor: torch.Tensor, operator: object) -> int:
         storage = tensor.untyped_storage()
         found = self._alive.get(storage._cdata)
         if found is not None and found[1]() is not None:
             return found[0]
         self._settle()
-        block = self._new_block(storage.nbytes(), operator)
+        block = self._new_block(storage.nbytes(), str(operator))
         self._watch(storage, block)
         self._emit(block, +1)
         return block
@@ -205,19 +274,37 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive[key] = (block, weakref.ref(storage, released))
 
     def _emit(self, block: int, delta: int) -> None:
-        region = self._where()[1]
-        self.events.append(Event(block, delta, len(self.stages) - 1, region))
+        name, region = self._where()
+        self.events.append(Event(block, delta, len(self.stages) - 1, region, name))
+
+    def recorded(self) -> Recording:
+        """Returns what has been written down so far."""
+        return Recording(self.blocks, self.events, self.stages, self.owners)
 
     def resolve(self, block: int) -> int:
         """Returns the block that really holds what `block` holds, after in-place sums."""
         return self._merged.get(block, block)
 
-    def claim_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Says that the storages of the parameters' gradients are gradients."""
+    def claim_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> list[int | None]:
+        """Says that the storages of the parameters' gradients are gradients. Returns their blocks.
+
+        None stands for a parameter without one. A gradient belongs to the module of its parameter.
+        """
         self._settle()
+        found: list[int | None] = []
         for parameter in parameters:
-            if parameter.grad is not None:
-                self.owners[self.resolve(self._record(parameter.grad, "gradient"))] = Owner.GRADIENTS
+            if parameter.grad is None:
+                found.append(None)
+                continue
+            block = self.resolve(self._record(parameter.grad, "gradient"))
+            self.owners[block] = Owner.GRADIENTS
+            home = self.block_of(parameter)
+            if home is not None:
+                self.blocks[block].module = self.blocks[home].module
+                if self.stages[-1] is Stage.STAND_IN:
+                    self.blocks[block].region = self.blocks[home].region
+            found.append(block)
+        return found
 
 
 @contextmanager

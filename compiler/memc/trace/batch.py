@@ -1,0 +1,130 @@
+"""The batch of one micro-step: the longest samples that a configuration allows, with all that the model takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memc.config import TrainingConfig
+
+_LABEL = 5
+_TOKEN = 6
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The inputs of a model, by name, and what was assumed about them."""
+
+    tensors: dict[str, Any]
+    assumes: tuple[str, ...] = ()
+
+
+def batch_for(config: TrainingConfig, model: Any) -> Batch:
+    """Returns a micro-batch of full-length samples in which every label counts.
+
+    Assumes: image models see one image per sample at the size of their config; a dynamic image size is 448 by 448.
+    """
+    settings = model.config
+    if model.main_input_name == "input_features":
+        return _speech(config, settings)
+    if model.main_input_name == "pixel_values" and not hasattr(settings, "text_config"):
+        return _labelled_images(config, settings)
+    if settings.model_type == "clip":
+        return _image_text_pairs(config, settings)
+    if hasattr(settings, "vision_config"):
+        return _text_with_images(config, model)
+    text = _text(config, _longest(config, settings))
+    if settings.is_encoder_decoder:
+        return Batch(text, ("source and target both have max_length tokens",))
+    return Batch(text)
+
+
+def _longest(config: TrainingConfig, settings: Any) -> int:
+    """Returns the tokens per sample: max_length, or what learned positions allow."""
+    learned = getattr(settings, "max_position_embeddings", None) or config.local_length
+    return min(config.local_length, learned)
+
+
+def _text(config: TrainingConfig, length: int) -> dict[str, Any]:
+    shape = (config.micro_batch_size, length)
+    batch: dict[str, Any] = {
+        "input_ids": torch.full(shape, _TOKEN, dtype=torch.long),
+        "labels": torch.full(shape, _LABEL, dtype=torch.long),
+    }
+    if config.padding_mask:
+        mask = torch.ones(shape, dtype=torch.long)
+        mask[:, -1] = 0
+        batch["attention_mask"] = mask
+    return batch
+
+
+def _speech(config: TrainingConfig, settings: Any) -> Batch:
+    frames = 2 * settings.max_source_positions
+    length = min(config.local_length, settings.max_target_positions)
+    features = torch.zeros(config.micro_batch_size, settings.num_mel_bins, frames)
+    labels = torch.full((config.micro_batch_size, length), _LABEL, dtype=torch.long)
+    return Batch({"input_features": features, "labels": labels}, (f"recordings have {frames} frames",))
+
+
+def _pixels(config: TrainingConfig, vision: Any) -> torch.Tensor:
+    size = vision.image_size
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.zeros(config.micro_batch_size, vision.num_channels, height, width)
+
+
+def _labelled_images(config: TrainingConfig, settings: Any) -> Batch:
+    labels = torch.zeros(config.micro_batch_size, dtype=torch.long)
+    return Batch({"pixel_values": _pixels(config, settings), "labels": labels})
+
+
+def _image_text_pairs(config: TrainingConfig, settings: Any) -> Batch:
+    length = min(config.local_length, settings.text_config.max_position_embeddings)
+    tokens = _text(config, length)
+    del tokens["labels"]
+    return Batch({**tokens, "pixel_values": _pixels(config, settings.vision_config), "return_loss": True})
+
+
+_DYNAMIC_IMAGE_PIXELS = 448
+
+
+def _text_with_images(config: TrainingConfig, model: Any) -> Batch:
+    """Returns text that begins with one image per sample; text only where max_length has no room for an image."""
+    settings = model.config
+    text = _text(config, config.local_length)
+    vision = settings.vision_config
+    dynamic = hasattr(vision, "spatial_merge_size")
+    if dynamic:
+        side = _DYNAMIC_IMAGE_PIXELS // vision.patch_size
+        side -= side % vision.spatial_merge_size
+        tokens = (side // vision.spatial_merge_size) ** 2
+    else:
+        tokens = _fixed_image_tokens(settings, vision)
+    if tokens >= config.local_length:
+        return Batch(text, (f"text only: an image of {tokens} tokens does not fit in max_length",))
+    ids = text["input_ids"]
+    ids[:, :tokens] = settings.image_token_id
+    kinds = torch.zeros_like(ids)
+    kinds[:, :tokens] = 1
+    extra: dict[str, Any] = {}
+    if dynamic:
+        patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        extra["pixel_values"] = torch.zeros(config.micro_batch_size * side**2, patch)
+        extra["image_grid_thw"] = torch.tensor([[1, side, side]] * config.micro_batch_size)
+        extra["mm_token_type_ids"] = kinds
+    else:
+        extra["pixel_values"] = _pixels(config, vision)
+        if settings.model_type == "gemma3":
+            extra["token_type_ids"] = kinds
+    return Batch({**text, **extra}, (f"one image of {tokens} tokens per sample, inside max_length",))
+
+
+def _fixed_image_tokens(settings: Any, vision: Any) -> int:
+    """Returns the tokens that one image of the config's size takes in the text."""
+    per_image = getattr(settings, "mm_tokens_per_image", None)
+    if per_image:
+        return int(per_image)
+    patches = (vision.image_size // vision.patch_size) ** 2
+    ratio = getattr(vision, "pixel_shuffle_ratio", 1)
+    return int(patches * ratio**2)

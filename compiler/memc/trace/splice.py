@@ -1,0 +1,262 @@
+"""From the record of a shallow first step to the record of two steps at full depth, by copying what repeats."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from memc.trace.records import Block, Event, Owner, Part, Recording, Region, Stage
+from memc.trace.stacks import StackDepth, Window
+
+_LIST_SUMS = ("aten.stack.default", "aten.cat.default")
+
+
+def placed(record: Recording) -> Recording:
+    """Returns the record with host tensors left out and with what runs outside layers told apart.
+
+    Below all layers, between stacks, above all layers: which it is shows only when a stage is over. What happens
+    between two layers of a stack, such as the release of the older one's input, counts with the first of them.
+    """
+    events = [event for event in record.events if record.owners.get(event.block) is not Owner.HOST]
+    moved: list[Event] = []
+    blocks = list(record.blocks)
+    for stage_index, group in groupby(events, key=lambda event: event.stage_index):
+        stage = record.stages[stage_index]
+        if stage not in (Stage.FORWARD, Stage.BACKWARD):
+            moved += group
+            continue
+        for event in _placed_stage(stage, list(group)):
+            moved.append(event)
+            if event.delta > 0:
+                blocks[event.block] = _at(blocks[event.block], event.region)
+    return Recording(blocks, moved, record.stages, record.owners)
+
+
+def _placed_stage(stage: Stage, events: list[Event]) -> list[Event]:
+    in_layers = [index for index, event in enumerate(events) if event.region.part is Part.LAYER]
+    if not in_layers:
+        return events
+    before, after = (Part.BELOW, Part.ABOVE) if stage is Stage.FORWARD else (Part.ABOVE, Part.BELOW)
+    moved = [replace(event, region=Region(before)) for event in events[: in_layers[0]]]
+    for index, following in zip(in_layers, [*in_layers[1:], len(events)], strict=True):
+        here = events[index].region
+        last = following == len(events)
+        same_stack = not last and events[following].region.stack == here.stack
+        gap = here if same_stack else Region(after if last else Part.BETWEEN)
+        moved += [events[index], *(replace(event, region=gap) for event in events[index + 1 : following])]
+    return moved
+
+
+def _at(block: Block, region: Region) -> Block:
+    return Block(block.size_bytes, block.operator, block.stage_index, region, block.module)
+
+
+def repeated_in_time(record: Recording, gradients: Sequence[int | None], stand_ins: Sequence[int | None]) -> Recording:
+    """Returns the record with the first step's forward and backward once more, in place of the stand-in gradients.
+
+    The second step does what the first did, except that the optimizer has its states: that part has been run.
+    """
+    cut = record.stages.index(Stage.STAND_IN)
+    first = [index for index, stage in enumerate(record.stages[:cut]) if stage in (Stage.FORWARD, Stage.BACKWARD)]
+    stages = [*record.stages[:cut], *(record.stages[index] for index in first), Stage.STEP]
+    blocks, owners = list(record.blocks), dict(record.owners)
+    copies: dict[int, int] = {}
+    replayed: list[Event] = []
+    for event in record.events:
+        if event.stage_index not in first:
+            continue
+        if event.delta > 0:
+            copies[event.block] = _copied(blocks, owners, event.block, cut + first.index(event.stage_index))
+        block = copies.get(event.block, event.block)
+        replayed.append(replace(event, block=block, stage_index=cut + first.index(event.stage_index)))
+    stood_for = {
+        stand_in: copies[real]
+        for stand_in, real in zip(stand_ins, gradients, strict=True)
+        if stand_in is not None and real is not None
+    }
+    before = [event for event in record.events if event.stage_index < cut]
+    after = [
+        replace(event, block=stood_for.get(event.block, event.block), stage_index=len(stages) - 1)
+        for event in record.events
+        if event.stage_index > cut
+    ]
+    for block in {event.block for event in after if event.delta > 0}:
+        blocks[block] = replace_stage(blocks[block], len(stages) - 1)
+    return Recording(blocks, [*before, *replayed, *after], stages, owners)
+
+
+def replace_stage(block: Block, stage_index: int) -> Block:
+    """Returns the block as one that was made in another stage."""
+    return Block(block.size_bytes, block.operator, stage_index, block.region, block.module)
+
+
+def _copied(blocks: list[Block], owners: dict[int, Owner], block: int, stage_index: int | None = None) -> int:
+    made = blocks[block]
+    blocks.append(made if stage_index is None else replace_stage(made, stage_index))
+    if block in owners:
+        owners[len(blocks) - 1] = owners[block]
+    return len(blocks) - 1
+
+
+def whole_depth(record: Recording, stack: StackDepth) -> Recording:
+    """Returns the record of a model with all layers of a stack, of which a shallow one was run.
+
+    What the window's layers do is copied for each layer that they stand for. Where one of them touches a block of
+    the layer next to the window, the copy touches the block that has the same place among those of its own neighbour.
+
+    Raises:
+        NotPeriodicError: When the layers of the window do not repeat those around it.
+    """
+    if stack.window is None:
+        return record
+    return _Splice(record, stack, stack.window).run()
+
+
+class NotPeriodicError(ValueError):
+    """Layers that look alike do not do the same."""
+
+
+class _Splice:
+    """One stack's window, its copies, and the events that become of it."""
+
+    def __init__(self, record: Recording, stack: StackDepth, window: Window) -> None:
+        self._record, self._stack, self._window = record, stack, window
+        self._end = window.first + window.period
+        self._blocks, self._owners = list(record.blocks), dict(record.owners)
+        self._by_layer: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self._rank: dict[int, int] = {}
+        self._copies: list[dict[int, int]] = [{} for _ in range(window.copies + 1)]
+        for event in record.events:
+            layer = self._layer(record.blocks[event.block].region)
+            if event.delta > 0 and layer is not None:
+                made = self._by_layer[record.blocks[event.block].stage_index, layer]
+                self._rank[event.block] = len(made)
+                made.append(event.block)
+
+    def run(self) -> Recording:
+        """Returns the record at full depth."""
+        self._resize_lists()
+        for copy in range(1, self._window.copies + 1):
+            self._copy_blocks(copy)
+        events: list[Event] = []
+        passed: set[tuple[str, int]] = set()
+        for kind, group in groupby(self._record.events, key=self._kind):
+            if kind[0] == "inside" and kind in passed:
+                raise NotPeriodicError(f"the layers of {self._stack.name} do not run one after the other")
+            passed.add(kind)
+            events += self._spliced(kind, list(group))
+        for block, made in enumerate(self._record.blocks):
+            self._blocks[block] = _at(made, self._moved(made.region))
+        _check(events)
+        return Recording(self._blocks, events, self._record.stages, self._owners)
+
+    def _layer(self, region: Region) -> int | None:
+        return region.layer if region.part is Part.LAYER and region.stack == self._stack.name else None
+
+    def _inside(self, layer: int | None) -> bool:
+        return layer is not None and self._window.first <= layer < self._end
+
+    def _moved(self, region: Region, copy: int = 0) -> Region:
+        """Returns the region at full depth: of a copy of the window, or of what stands above all of them."""
+        layer = self._layer(region)
+        if layer is None or layer < self._window.first:
+            return region
+        by = copy * self._window.period if layer < self._end else self._window.added_layers
+        return Region(Part.LAYER, layer + by, region.stack)
+
+    def _copy_blocks(self, copy: int) -> None:
+        for block in list(self._rank):
+            made = self._record.blocks[block]
+            if self._inside(self._layer(made.region)):
+                new = _copied(self._blocks, self._owners, block)
+                self._blocks[new] = _at(made, self._moved(made.region, copy))
+                self._copies[copy][block] = new
+
+    def _kind(self, event: Event) -> tuple[str, int]:
+        """Returns which events are copied together: a pass through the window, or a run over its blocks elsewhere."""
+        if self._inside(self._layer(event.region)) and self._record.stages[event.stage_index] is not Stage.STEP:
+            return "inside", event.stage_index
+        layer = self._layer(self._record.blocks[event.block].region)
+        if self._inside(layer) and self._refers_to_all(event, layer or 0):
+            return "all", event.stage_index
+        return "once", event.stage_index
+
+    def _refers_to_all(self, event: Event, layer: int) -> bool:
+        """Returns whether an event outside the window that touches one of its blocks stands for one of each copy."""
+        at = self._layer(event.region)
+        if at is None or self._record.stages[event.stage_index] in (Stage.STEP, Stage.LOAD):
+            return True
+        return abs(at - layer) > self._window.period
+
+    def _spliced(self, kind: tuple[str, int], group: list[Event]) -> Iterator[Event]:
+        copies = range(self._window.copies + 1)
+        if kind[0] == "once":
+            for event in group:
+                yield replace(event, block=self._seen_from_outside(event), region=self._moved(event.region))
+            return
+        backwards = self._record.stages[kind[1]] is Stage.BACKWARD
+        seen: Callable[[Event, int], int] = self._seen_from_inside if kind[0] == "inside" else self._copy_of
+        for copy in reversed(copies) if backwards else copies:
+            for event in group:
+                yield replace(event, block=seen(event, copy), region=self._moved(event.region, copy))
+
+    def _copy_of(self, event: Event, copy: int) -> int:
+        return self._copies[copy].get(event.block, event.block) if copy else event.block
+
+    def _seen_from_outside(self, event: Event) -> int:
+        """Returns the block that a layer beside the window touches: of the first copy below it, of the last above."""
+        layer = self._layer(self._record.blocks[event.block].region)
+        at = self._layer(event.region)
+        if not self._inside(layer) or at is None:
+            return event.block
+        return self._copy_of(event, self._window.copies if at >= self._end else 0)
+
+    def _seen_from_inside(self, event: Event, copy: int) -> int:
+        block = self._record.blocks[event.block]
+        layer, window = self._layer(block.region), self._window
+        if layer is None:
+            return event.block
+        if self._inside(layer):
+            return self._copy_of(event, copy)
+        if layer == window.first - 1 and copy > 0:
+            twin = self._twin(event.block, self._end - 1)
+            return self._copies[copy - 1].get(twin, twin)
+        if layer == self._end and copy < window.copies:
+            twin = self._twin(event.block, window.first)
+            return self._copies[copy + 1].get(twin, twin)
+        return event.block
+
+    def _twin(self, block: int, layer: int) -> int:
+        """Returns the block of another layer that has the same place in the same stage.
+
+        Raises:
+            NotPeriodicError: When there is none, or it has another size.
+        """
+        made = self._record.blocks[block]
+        others = self._by_layer[made.stage_index, layer]
+        rank = self._rank[block]
+        if rank >= len(others) or self._record.blocks[others[rank]].size_bytes != made.size_bytes:
+            raise NotPeriodicError(f"layers {made.region.layer} and {layer} of {self._stack.name} differ")
+        return others[rank]
+
+    def _resize_lists(self) -> None:
+        """Lets what the optimizer makes of all gradients' norms together grow with their number."""
+        seen = {event.block for event in self._record.events}
+        gradients = [block for block in seen if self._record.owners.get(block) is Owner.GRADIENTS]
+        inside = [block for block in gradients if self._inside(self._layer(self._record.blocks[block].region))]
+        before, after = len(gradients), len(gradients) + self._window.copies * len(inside)
+        for block in self._record.blocks:
+            in_step = self._record.stages[block.stage_index] is Stage.STEP
+            if in_step and block.operator in _LIST_SUMS and before and block.size_bytes * after % before == 0:
+                block.size_bytes = block.size_bytes * after // before
+
+
+def _check(events: list[Event]) -> None:
+    """Raises NotPeriodicError when a block is released that is not there, or made twice."""
+    alive: Counter[int] = Counter()
+    for event in events:
+        alive[event.block] += event.delta
+        if alive[event.block] not in (0, 1):
+            raise NotPeriodicError("a copied layer releases what is not there")
