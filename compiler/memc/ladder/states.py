@@ -37,6 +37,12 @@ def _states_why_not(config: TrainingConfig, situation: Situation) -> str | None:
     return None
 
 
+def _paged_why_not(config: TrainingConfig, situation: Situation) -> str | None:
+    if situation.host_bytes is None:
+        return "hardware.host_memory is not given"
+    return _states_why_not(config, situation)
+
+
 def _pure(config: TrainingConfig, _situation: Situation) -> TrainingConfig:
     return replace(config, precision=Precision.BF16_PURE)
 
@@ -108,14 +114,19 @@ def _optimizer(name: str, optimizer: Optimizer, fidelity: Fidelity, needs: str, 
     )
 
 
+# All states wait in host memory and cross PCIe in every step: that is offload, and costs what offload costs.
+PAGED = Technique(
+    name="paged-adamw",
+    rung=8,
+    dimension=Dimension.STATES,
+    accounts=(Account.OPTIMIZER_STATES,),
+    fidelity=Fidelity.MEMORY,
+    needs="bitsandbytes, managed memory, host memory",
+    boundary="Full 32-bit states page over PCIe in every step.",
+    why_not=_paged_why_not,
+    apply=_states(Optimizer.PAGED_ADAMW),
+)
 OPTIMIZERS: tuple[Technique, ...] = (
-    _optimizer(
-        "paged-adamw",
-        Optimizer.PAGED_ADAMW,
-        Fidelity.MEMORY,
-        "bitsandbytes, managed memory",
-        "Full 32-bit states page over PCIe once they no longer fit beside the rest.",
-    ),
     _optimizer(
         "adamw-8bit",
         Optimizer.ADAMW_8BIT,

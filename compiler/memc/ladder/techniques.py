@@ -19,6 +19,7 @@ LADDER: tuple[Technique, ...] = (
     sharding.ENGINE_STATES,
     states.ADAPTERS,
     *states.METHODS,
+    states.PAGED,
     sharding.OFFLOAD_OPTIMIZER,
     *sharding.WEIGHT_SHARDING,
     *(work.context_parallel(size) for size in (2, 4, 8)),

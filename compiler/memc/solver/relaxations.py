@@ -13,7 +13,7 @@ from memc.ledger.estimate import Estimator
 from memc.plan import Relaxation
 from memc.solver.resolve import Question, resolve
 from memc.solver.search import Machine
-from memc.solver.space import Frame, Shape, Totals
+from memc.solver.space import Totals
 from memc.spec import LoadedSpec, Size, Spec
 from memc.spec_checks import contradictions
 from memc.spec_values import MAX_SIZE_BYTES
@@ -165,31 +165,22 @@ def _host(machine: Machine, host_bytes: int) -> list[Relaxation]:
 def _least(
     machine: Machine, others_fit: Callable[[Totals], bool], amount: Callable[[Totals], int], now: int
 ) -> int | None:
-    """Returns the least of one resource that does, in time where possible; None where `now` does or nothing would.
+    """Returns the least of one resource that does, in time; None where `now` does or nothing would.
 
     Everything that a configuration needs rises along a line, so the first shape of a line is its least; only where
     time is limited a later one may be the first that is in time.
     """
     limited = machine.question.budget.seconds is not None or machine.question.budget.usd is not None
-
-    def in_time(frame: Frame, shape: Shape) -> bool:
-        return machine.in_time(machine.time(frame.with_shape(shape)))
-
-    def search(*, keep_time: bool) -> int | None:
-        best: int | None = None
-        for frame, line in machine.space().pairs():
-            for shape in line.shapes if keep_time else line.shapes[:1]:
-                totals = frame.totals(shape)
-                size = amount(totals)
-                if not others_fit(totals) or (best is not None and size >= best):
-                    break
-                if not keep_time or in_time(frame, shape):
-                    best = size
-                    break
-        return best
-
-    best = search(keep_time=True) if limited else None
-    best = search(keep_time=False) if best is None else best
+    best: int | None = None
+    for frame, line in machine.space().pairs():
+        for shape in line.shapes if limited else line.shapes[:1]:
+            totals = frame.totals(shape)
+            size = amount(totals)
+            if not others_fit(totals) or (best is not None and size >= best):
+                break
+            if not limited or machine.in_time(machine.time(frame.with_shape(shape))):
+                best = size
+                break
     return None if best is None or best <= now else best
 
 
