@@ -9,6 +9,7 @@ from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.facts.records import GpuFacts, ModelFacts
 from memc.ledger.entries import Ledger, Resource
+from memc.ledger.traced import Comparison, TracedStep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +144,14 @@ class Provenance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Certified:
+    """The trace of a plan's configuration, and how it compares with the closed forms."""
+
+    step: TracedStep
+    comparison: Comparison
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A feasible answer.
 
@@ -162,6 +171,7 @@ class Plan:
         considered: Configurations that were priced.
         facts: Keys and values of the facts used, for the lock.
         warnings: Sentences the person must read (near a failure boundary, an assumption that carries the answer).
+        traced: The trace that its total is known by; None when it is estimated.
     """
 
     name: str
@@ -180,6 +190,7 @@ class Plan:
     facts: dict[str, str]
     provenance: tuple[Provenance, ...] = ()
     warnings: tuple[str, ...] = ()
+    traced: Certified | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

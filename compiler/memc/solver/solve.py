@@ -46,14 +46,20 @@ class Timed:
         return self.time.step_seconds / self.config.global_batch_size
 
 
-def machine_for(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None) -> Machine:
-    """Returns the priced question of a spec.
+def machine_for(
+    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None, *, margin_bytes: int = 0
+) -> Machine:
+    """Returns the priced question of a spec, with `margin_bytes` of each GPU's budget kept free.
 
     Raises:
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
     facts = ledger_facts(gpu)
-    return machine_of(resolve(loaded, model, gpu, facts, samples), Estimator(model, facts))
+    question = resolve(loaded, model, gpu, facts, samples)
+    if margin_bytes:
+        left = max(0, question.budget.gpu_bytes - margin_bytes)
+        question = replace(question, budget=replace(question.budget, gpu_bytes=left))
+    return machine_of(question, Estimator(model, facts))
 
 
 def machine_of(question: Question, estimator: Estimator) -> Machine:
@@ -64,7 +70,9 @@ def machine_of(question: Question, estimator: Estimator) -> Machine:
     )
 
 
-def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None) -> Plan | Infeasible:
+def solve(
+    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None, *, margin_bytes: int = 0
+) -> Plan | Infeasible:
     """Returns the plan of a spec, or why there is none.
 
     Args:
@@ -72,12 +80,13 @@ def solve(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | N
         model: Facts of its model.
         gpu: Facts of its card.
         samples: Training samples, counted or stated; None when unknown.
+        margin_bytes: How much of each GPU's budget is kept free, because a trace showed that closed forms lack it.
 
     Raises:
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
     with facts_read() as facts:
-        machine = machine_for(loaded, model, gpu, samples)
+        machine = machine_for(loaded, model, gpu, samples, margin_bytes=margin_bytes)
         best = choose(machine)
         if best is None:
             return infeasible(machine, machine_of)
