@@ -1,0 +1,93 @@
+"""Holds the ledger to published memory measurements.
+
+Every record of the file is read as a pinned configuration and priced in the metric that the record counts: what tensors
+hold, what the allocator holds, or what the card shows. A record whose decisive condition is unknown is left out, with
+the reason. What is printed last is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from memc.units import format_gib
+from published.judging import Outcome, judge_all
+from published.records import read_records
+from published.summary import Errors, by_group, is_eligible, skipped_reasons, summarise
+
+MISS = 0.12
+
+
+def main() -> None:
+    """Prints coverage, errors, misses and verdicts of a file of records."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="YAML list of records")
+    parser.add_argument("--all", action="store_true", help="list every comparison, not only the misses")
+    arguments = parser.parse_args()
+    outcomes = judge_all(read_records(arguments.data))
+    _print_skipped(outcomes)
+    _print_groups(outcomes)
+    _print_rows(outcomes, 0.0 if arguments.all else MISS)
+    _print_verdicts(outcomes)
+    summary = summarise(outcomes)
+    print(f"\nmeasured, high confidence, known metric: {summary.eligible}; compared: {summary.errors.count}")
+    print(_errors("groups weighing the same", summary.errors))
+    print(_errors("records weighing the same", summary.plain))
+    print(_errors("lower confidence", summary.others))
+    print(f"verdicts of high confidence: {summary.right} of {summary.verdicts} right")
+    print(
+        json.dumps(
+            {
+                "models": summary.errors.models,
+                "count": summary.errors.count,
+                "coverage": round(summary.coverage, 4),
+                "median": round(summary.errors.median, 4),
+                "p90": round(summary.errors.p90, 4),
+                "worst": round(summary.errors.worst, 4),
+                "verdicts_right": round(summary.right / summary.verdicts, 4) if summary.verdicts else 0.0,
+            }
+        )
+    )
+
+
+def _errors(name: str, errors: Errors) -> str:
+    return f"{name}: {errors.count} compared, median {errors.median:.1%}, p90 {errors.p90:.1%}, worst {errors.worst:.1%}"
+
+
+def _print_skipped(outcomes: list[Outcome]) -> None:
+    print("left out (of the eligible, of all):")
+    for reason, own, total in skipped_reasons(outcomes):
+        print(f"  {own:4} {total:4}  {reason}")
+
+
+def _print_groups(outcomes: list[Outcome]) -> None:
+    print("\ncompared, by group (all confidences; signed median last):")
+    for name, errors, signed in by_group(outcomes):
+        print(f"  {_errors(name, errors)}, signed {signed:+.1%}")
+
+
+def _print_rows(outcomes: list[Outcome], least: float) -> None:
+    rows = [item for item in outcomes if item.error is not None and abs(item.error) > least and is_eligible(item)]
+    print(f"\neligible comparisons off by more than {least:.0%}:")
+    for item in sorted(rows, key=lambda item: -abs(item.error or 0.0)):
+        assert item.ledger is not None and item.published_bytes is not None and item.priced_bytes is not None
+        print(
+            f"  {item.error:+7.1%}  {format_gib(item.published_bytes):>11} published {format_gib(item.priced_bytes):>11} priced"
+            f"  {item.metric}, {item.ledger.gpu.binding_moment}  {item.record.id}"
+        )
+
+
+def _print_verdicts(outcomes: list[Outcome]) -> None:
+    wrong = [item for item in outcomes if item.right is False]
+    print("\nverdicts that disagree (all confidences):")
+    for item in wrong:
+        assert item.priced_bytes is not None and item.capacity_bytes is not None
+        print(
+            f"  {item.record.kind}: {format_gib(item.priced_bytes)} priced, card {format_gib(item.capacity_bytes)}"
+            f"  {item.record.id}"
+        )
+
+
+if __name__ == "__main__":
+    main()

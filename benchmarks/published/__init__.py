@@ -1,0 +1,1 @@
+"""Published memory measurements, read as pinned configurations and priced by the ledger."""

@@ -1,0 +1,234 @@
+"""A record as a pinned configuration: every choice that the ledger needs, or the reason why there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memc.config import (
+    AdapterPrecision,
+    Engine,
+    FsdpConfig,
+    LoraConfig,
+    LossHead,
+    Method,
+    Offload,
+    Precision,
+    Quantization,
+    Task,
+    TrainingConfig,
+    ZeroConfig,
+)
+from memc.errors import MemcError
+from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact, load_gpu
+from published.models import read_model
+from published.readings import (
+    Sharding,
+    read_attention,
+    read_checkpointing,
+    read_lora,
+    read_method,
+    read_offload,
+    read_optimizer,
+    read_precision,
+    read_quantization,
+    read_shape,
+    read_sharding,
+)
+from published.records import Record, Skip
+from published.stacks import Software, read_software
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """What a record ran, as the ledger takes it."""
+
+    model: ModelFacts
+    gpu: GpuFacts
+    config: TrainingConfig
+    software: Software
+
+
+def pin(record: Record) -> Pinned:
+    """Returns the configuration that a record ran.
+
+    Raises:
+        Skip: When a choice that decides memory is unknown, or one that memc does not know.
+    """
+    method = read_method(record)
+    model = read_model(record)
+    software = read_software(record)
+    sharding = read_sharding(record)
+    optimizer_offload, param_offload = read_offload(record)
+    precision, base = read_precision(record, method)
+    micro_batch, length = read_shape(record)
+    gpus, nodes = _cards(record, sharding)
+    checkpoint_every = read_checkpointing(record)
+    quantization, double = Quantization.NF4, True
+    if method is Method.QLORA:
+        quantization, double = read_quantization(record)
+        double = double or bool(software.double_quantization)
+    config = TrainingConfig(
+        task=Task.SFT,
+        method=method,
+        precision=precision,
+        engine=sharding.engine,
+        gpus_per_node=gpus,
+        nodes=nodes,
+        micro_batch_size=micro_batch,
+        gradient_accumulation_steps=max(1, record.whole("grad_accum") or 1),
+        max_length=length,
+        packing=bool(record.fields.get("packing")),
+        padding_mask=False,
+        attention=read_attention(record),
+        loss=LossHead.PLAIN,
+        checkpoint_every=checkpoint_every,
+        optimizer=read_optimizer(record),
+        lora=None if method is Method.FULL else _lora(record, model, software, precision),
+        zero=_zero(sharding, optimizer_offload, param_offload, model),
+        eval_batch_size=0,
+        expandable_segments=False,
+        gradient_as_bucket_view=False,
+        double_quantization=double,
+        fsdp=_fsdp(sharding, param_offload),
+        base_precision=base,
+        quantization=quantization,
+        upcast_unquantized=_upcasts(record, method, sharding),
+        reentrant_checkpointing=checkpoint_every > 0 and _reentrant(record, software),
+    )
+    return Pinned(model=model, gpu=read_gpu(record), config=config, software=software)
+
+
+def read_gpu(record: Record) -> GpuFacts:
+    """Returns the card that a record names; of several cards of one name, that of the size it names.
+
+    Raises:
+        Skip: When the card is not said or not known.
+    """
+    text = str(record.fields.get("gpu") or "").strip()
+    if not text:
+        raise Skip("the card is not said")
+    plain = re.sub(r"\(.*?\)|\bhbm\w*\b", "", text, flags=re.IGNORECASE).strip()
+    size = record.whole("gpu_mem_gb")
+    names = [text, plain]
+    for family, forms in _FORMS.items():
+        if re.match(rf"(nvidia )?{family}\b", plain, re.IGNORECASE):
+            names += [form.format(size=size) for form in forms]
+    for name in names:
+        try:
+            return load_gpu(name)
+        except MemcError:
+            continue
+    raise Skip(f"the card {plain} is not known")
+
+
+_FORMS: dict[str, Sequence[str]] = {
+    "a100": ("a100-sxm4-{size}gb", "a100-sxm4-80gb"),
+    "h100": ("h100-sxm5-80gb",),
+    "h200": ("h200-sxm-141gb",),
+    "h800": ("h100-sxm5-80gb",),
+    "b200": ("b200-180gb",),
+    "v100": ("v100-sxm2-{size}gb",),
+    "rtx a5000": ("rtx-a5000",),
+    "rtx 3090": ("rtx-3090",),
+    "rtx 4070 ti super": ("rtx-4070-ti-super",),
+}
+
+
+def _cards(record: Record, sharding: Sharding) -> tuple[int, int]:
+    """Returns cards per node and nodes; FSDP over fewer ranks than there are cards counts those ranks."""
+    ranks = record.whole("n_gpus") or 1
+    if sharding.ranks is not None and sharding.engine is Engine.FSDP:
+        ranks = sharding.ranks
+    nodes = record.whole("n_nodes") or 1
+    if ranks % nodes:
+        nodes = 1
+    return max(1, ranks // nodes), nodes
+
+
+def _lora(record: Record, model: ModelFacts, software: Software, precision: Precision) -> LoraConfig:
+    rank, alpha, dropout, targets = read_lora(record)
+    own = software.adapters or ("fp32" if precision is not Precision.BF16_PURE else "base")
+    return LoraConfig(
+        rank=rank,
+        alpha=int(alpha),
+        dropout=dropout,
+        target_modules=match_targets(model, targets),
+        precision=AdapterPrecision.FP32 if own == "fp32" else AdapterPrecision.BASE,
+    )
+
+
+def match_targets(model: ModelFacts, targets: object) -> tuple[str, ...]:
+    """Returns the linears of a model that the words, names or pattern of a record mean.
+
+    Raises:
+        Skip: When they name no linear of the model.
+    """
+    names = model.linear_names()
+    if isinstance(targets, list | tuple):
+        chosen = tuple(name for name in names if name in {str(target) for target in targets})
+    else:
+        text = str(targets).casefold()
+        if "all" in text and "linear" in text:
+            return default_lora_targets(model, "all-linear")
+        if re.fullmatch(r"[qkvo](_proj)?(\s*,\s*[qkvo](_proj)?)*", text):
+            letters = {part.strip()[0] for part in text.split(",")}
+            chosen = tuple(name for name in names if name.removesuffix("_proj") in letters)
+            chosen = chosen or tuple(name for name in names if name in _FUSED_QKV)
+        else:
+            words = set(re.findall(r"[a-z]+", text))
+            chosen = tuple(name for name in names if set(name.split("_")) - {"proj"} <= words)
+    if not chosen:
+        raise Skip("the adapters' targets are no linears of the model")
+    return chosen
+
+
+_FUSED_QKV = ("query_key_value", "c_attn", "qkv_proj", "Wqkv")
+
+
+def _zero(sharding: Sharding, optimizer: Offload, param: Offload, model: ModelFacts) -> ZeroConfig | None:
+    """Returns ZeRO settings with DeepSpeed's defaults, as a ds_config without them has."""
+    if sharding.engine is not Engine.DEEPSPEED:
+        return None
+    hidden = model.hidden_size
+    third = sharding.stage == 3
+    return ZeroConfig(
+        stage=sharding.stage,
+        offload_optimizer=optimizer,
+        offload_param=param if third else Offload.NONE,
+        reduce_bucket_elements=hidden * hidden if third else _fact("deepspeed.reduce_bucket_elements"),
+        allgather_bucket_elements=_fact("deepspeed.allgather_bucket_elements"),
+        prefetch_elements=int(0.9 * hidden * hidden),
+        persistence_elements=10 * hidden,
+        max_live_elements=_fact("deepspeed.max_live_elements"),
+        sub_group_elements=_fact("deepspeed.sub_group_elements"),
+        overlap_comm=False,
+    )
+
+
+def _fact(key: str) -> int:
+    return int(load_fact(key).value)
+
+
+def _fsdp(sharding: Sharding, offload: Offload) -> FsdpConfig | None:
+    if sharding.engine is not Engine.FSDP:
+        return None
+    return FsdpConfig(version=sharding.fsdp, offload=offload, backward_prefetch=sharding.prefetch)
+
+
+def _upcasts(record: Record, method: Method, sharding: Sharding) -> bool:
+    """Returns whether what a 4-bit base leaves is cast to fp32: TRL and PEFT's advice do, but not for a sharded base."""
+    if method is not Method.QLORA or sharding.engine is Engine.FSDP:
+        return False
+    text = record.text("fused_kernels")
+    return "prepare_model_for_kbit" in text and not re.search(r"no prepare|unsloth", text)
+
+
+def _reentrant(record: Record, software: Software) -> bool:
+    """Returns whether checkpointing is reentrant: said so, or transformers' default before version 5."""
+    text = record.text("gradient_checkpointing")
+    if "reentrant" in text or "re-entrant" in text:
+        return not re.search(r"non-?re", text)
+    version = software.transformers
+    return version is not None and version < (5,) and "hf" in record.text("framework")

@@ -1,0 +1,108 @@
+"""What software a record ran: versions, and what follows from them and from the kernels it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memc.facts import load_fact
+from memc.ledger.constants import CrossEntropy, Stack
+from published.records import Record, Skip, read_yaml
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """What ran.
+
+    Attributes:
+        name: Which entry of stacks.yaml it is; empty for none.
+        transformers: Version of transformers; None when not known.
+        stack: Behaviour that the ledger asks for.
+        adapters: ``fp32`` or ``base``, the adapters' data type; None when the record must tell.
+        double_quantization: Whether a 4-bit base's constants are quantised; None when the record must tell.
+    """
+
+    name: str
+    transformers: tuple[int, ...] | None
+    stack: Stack
+    adapters: str | None
+    double_quantization: bool | None
+
+
+def read_software(record: Record) -> Software:
+    """Returns what a record ran.
+
+    Raises:
+        Skip: When kernels are named that the ledger does not know.
+    """
+    entry = _entry(record)
+    versions = entry.get("versions", {})
+    version = _version(str(versions.get("transformers", ""))) or _stated_version(record)
+    return Software(
+        name=str(entry.get("name", "")),
+        transformers=version,
+        stack=_stack(record, entry, version),
+        adapters=entry.get("adapters"),
+        double_quantization=entry.get("double_quantization"),
+    )
+
+
+def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | None) -> Stack:
+    """Returns behaviour by the kernels that a record names, else by its program, else by the version."""
+    kernels = record.text("fused_kernels")
+    if found := re.search(r"float8|async tp|kernelsplugin|flex|megatron", kernels):
+        raise Skip(f"kernels that memc does not know: {found.group(0)}")
+    if re.search(r"\bcompile\b", kernels):
+        raise Skip("torch.compile decides what is kept")
+    fused = bool(re.search(r"triton fused|rmsnorm|liger|unsloth", kernels))
+    cross = CrossEntropy(entry.get("cross_entropy", "torch"))
+    if re.search(r"linear cross|fused linear|cutcross|cut cross|\bliger\b(?! fused)", kernels):
+        cross = CrossEntropy.LINEAR
+    elif re.search(r"fused ce\b|fused cross", kernels):
+        cross = CrossEntropy.IN_PLACE
+    return Stack(
+        cross_entropy=cross,
+        logits_upcast=cross is not CrossEntropy.CHUNKS,
+        logits_kept=bool(entry.get("logits_kept", not _before(version, "transformers.logits_kept_since"))),
+        shifted_copy=not entry.get("logits_kept", False) and _before(version, "transformers.labels_padded_since"),
+        fused_norm=bool(entry.get("fused_norm", fused)),
+        fused_rotary=bool(entry.get("fused_rotary", fused)),
+        fused_adapters="fused lora" in kernels,
+    )
+
+
+def _before(version: tuple[int, ...] | None, fact: str) -> bool:
+    """Returns whether a version is older than the one of a fact; an unknown one is not."""
+    since = _version(str(load_fact(fact).value))
+    return version is not None and since is not None and version < since
+
+
+def _stated_version(record: Record) -> tuple[int, ...] | None:
+    found = re.search(r"transformers[ =<>~]*(\d+(?:\.\d+)+)", record.text("versions"))
+    return _version(found.group(1)) if found else None
+
+
+def _version(text: str) -> tuple[int, ...] | None:
+    parts = re.findall(r"\d+", text)
+    return tuple(int(part) for part in parts) if parts else None
+
+
+def _entry(record: Record) -> Mapping[str, Any]:
+    """Returns the first entry of stacks.yaml whose patterns all match; empty when none does."""
+    for entry in _document()["stacks"]:
+        if all(re.search(pattern, record.text(field), re.IGNORECASE) for field, pattern in entry["matches"].items()):
+            found: Mapping[str, Any] = entry
+            return found
+    return {}
+
+
+@cache
+def _document() -> Mapping[str, Any]:
+    document: Mapping[str, Any] = read_yaml(_HERE / "stacks.yaml")
+    return document
