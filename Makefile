@@ -82,12 +82,10 @@ docs-test: $(FULL)  ## every shell line of README and the site runs; every link 
 readme: $(CORE)  ## rewrite the transcript in README.md
 	$(BIN)/python scripts/docs.py --readme
 
-bench: $(CORE)  ## how long a cold compile takes, and a check of 200 specs
+bench: $(FULL)  ## cold compile, a check of 200 specs, and the whole space of a 70B on 64 GPUs beside other estimators
 	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml
 	$(BIN)/python benchmarks/check.py
-
-accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
-	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+	$(BIN)/python benchmarks/solve.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
