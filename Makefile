@@ -87,6 +87,9 @@ bench: $(FULL)  ## cold compile, a check of 200 specs, and the whole space of a 
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/solve.py
 
+accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
+	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find compiler templates specs tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
