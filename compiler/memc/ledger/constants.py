@@ -65,6 +65,7 @@ class LedgerFacts:
         loss_tile_vocab: Vocabulary entries in one tile.
         nf4_block_params: Elements that share one 4-bit quantisation constant.
         nf4_nested_block_params: Constants that share one constant under double quantisation.
+        gptq_group_rows: Inputs of a linear that share a scale and a zero in GPTQ's usual packing.
         adam8bit_block_params: Elements that share one quantisation constant of 8-bit states.
         adam8bit_min_params: Smaller tensors keep 32-bit states.
         process_host_bytes: Resident memory of one training process before it loads anything.
@@ -80,6 +81,7 @@ class LedgerFacts:
     loss_tile_vocab: int
     nf4_block_params: int
     nf4_nested_block_params: int
+    gptq_group_rows: int
     adam8bit_block_params: int
     adam8bit_min_params: int
     process_host_bytes: int
@@ -108,6 +110,7 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
         loss_tile_vocab=_number("trl.head_tile_vocab"),
         nf4_block_params=_number("bitsandbytes.nf4_block_elements"),
         nf4_nested_block_params=_number("bitsandbytes.nf4_nested_block_elements"),
+        gptq_group_rows=_number("gptq.group_rows"),
         adam8bit_block_params=_number("bitsandbytes.adam8bit_block_elements"),
         adam8bit_min_params=_number("bitsandbytes.adam8bit_minimum_elements"),
         process_host_bytes=_number("process.resident_bytes"),

@@ -169,7 +169,7 @@ class Estimator:
 
     def counts(self, config: TrainingConfig) -> ParamCounts:
         """Returns element counts of the model under the configuration's method."""
-        key = (config.method, config.lora)
+        key = (config.method, config.lora, config.quantization)
         if key not in self._counts:
             self._counts[key] = count_params(self.model, config, self.facts)
         return self._counts[key]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import Engine, LossHead, Method, Offload, Optimizer, TrainingConfig
-from memc.facts.records import ModelFacts
+from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, TrainingConfig
+from memc.facts.records import Component, Linear, ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
@@ -22,7 +22,8 @@ class ParamCounts:
 
     Attributes:
         total: Base model.
-        quantized: Base linears that become 4-bit; 0 unless the method is qlora.
+        quantized: Base elements that become 4-bit; 0 unless the method is qlora.
+        quantized_rows: Inputs of those linears, over all of them.
         adapters: LoRA elements.
         trainable: Elements with a gradient.
         head: Trainable elements of the output head whose gradient comes first (0 when tied or frozen).
@@ -38,6 +39,7 @@ class ParamCounts:
 
     total: int
     quantized: int
+    quantized_rows: int
     adapters: int
     trainable: int
     head: int
@@ -52,7 +54,7 @@ class ParamCounts:
 
 def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> ParamCounts:
     """Returns the element counts of a model under a method."""
-    linears = [(linear, group.count) for group in model.groups for linear in group.block.linears]
+    linears = _block_linears(model)
     norms = [(norm, group.count) for group in model.groups for norm in group.block.norms]
     layer_linears = sum(linear.weight_params * count for linear, count in linears)
     modules = [linear.params for linear, _ in linears] + [model.embedding_params, model.head_params]
@@ -64,6 +66,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         return ParamCounts(
             total=model.total_params,
             quantized=0,
+            quantized_rows=0,
             adapters=0,
             trainable=model.total_params,
             head=model.head_params,
@@ -83,9 +86,11 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         for side in (linear.in_features, linear.out_features)
     ]
     adapters = sum(size * count for size, count in pairs)
+    quantized, rows = _quantized(model, config) if config.method is Method.QLORA else (0, 0)
     return ParamCounts(
         total=model.total_params,
-        quantized=layer_linears if config.method is Method.QLORA else 0,
+        quantized=quantized,
+        quantized_rows=rows,
         adapters=adapters,
         trainable=adapters,
         head=0,
@@ -103,6 +108,26 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     )
 
 
+def _quantized(model: ModelFacts, config: TrainingConfig) -> tuple[int, int]:
+    """Returns the elements of a base that are 4-bit, and the inputs of its 4-bit linears.
+
+    Assumes: a GPTQ checkpoint holds experts as linears of their own, and so in 4 bits; fused experts, which
+        transformers builds, are no linears.
+    """
+    linears = [(linear, count) for linear, count in _block_linears(model) if linear.quantized]
+    elements = sum(linear.weight_params * count for linear, count in linears)
+    rows = sum(linear.in_features * count for linear, count in linears)
+    if config.quantization is Quantization.GPTQ:
+        for group in model.groups:
+            experts = [item.params for item in group.block.tensors if item.component is Component.EXPERTS]
+            elements += sum(experts) * group.count
+    return elements, rows
+
+
+def _block_linears(model: ModelFacts) -> list[tuple[Linear, int]]:
+    return [(linear, group.count) for group in model.groups for linear in group.block.linears]
+
+
 def nf4_bytes(params: int, double: bool, facts: LedgerFacts) -> int:
     """Returns the bytes of `params` 4-bit elements with their quantisation constants.
 
@@ -115,6 +140,26 @@ def nf4_bytes(params: int, double: bool, facts: LedgerFacts) -> int:
     return ceil_div(params, 2) + constants + 4 * ceil_div(constants, facts.nf4_nested_block_params)
 
 
+def gptq_bytes(params: int, rows: int, facts: LedgerFacts) -> int:
+    """Returns the bytes of `params` elements in GPTQ's packing, over linears with `rows` inputs together.
+
+    Source: AutoGPTQ qlinear: int32 words of eight 4-bit codes; for each group of inputs a 16-bit scale and a 4-bit zero
+        of every output; the group of every input as int32.
+    """
+    groups = ceil_div(params, facts.gptq_group_rows)
+    return ceil_div(params, 2) + 2 * groups + ceil_div(groups, 2) + 4 * rows
+
+
+def quantized_bytes(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> tuple[int, str, str]:
+    """Returns the bytes of a 4-bit base's linears, how they come about, and the source."""
+    if config.quantization is Quantization.GPTQ:
+        size = gptq_bytes(counts.quantized, counts.quantized_rows, facts)
+        return size, f"{counts.quantized} elements as GPTQ with group constants", "AutoGPTQ qlinear_tritonv2.py"
+    size = nf4_bytes(counts.quantized, config.double_quantization, facts)
+    nested = ", double quantisation" if config.double_quantization else ""
+    return size, f"{counts.quantized} elements as NF4 with block constants{nested}", "bitsandbytes functional.py"
+
+
 def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     """Returns the base weights and adapters on one GPU.
 
@@ -125,7 +170,7 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
     on_gpu = zero is None or zero.offload_param is Offload.NONE
     moments = ALWAYS
     if config.method is Method.QLORA:
-        packed = nf4_bytes(counts.quantized, config.double_quantization, facts)
+        packed, text, source = quantized_bytes(config, counts, facts)
         rest = counts.total - counts.quantized
         size = types.weight
         entries = [
@@ -134,9 +179,8 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
                 Account.PARAMETERS,
                 packed,
                 moments,
-                f"{counts.quantized} elements as NF4 with block constants"
-                + (", double quantisation" if config.double_quantization else ""),
-                "bitsandbytes functional.py",
+                text,
+                source,
             ),
             gpu_entry(
                 "base-weights-unquantized",
