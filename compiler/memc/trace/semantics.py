@@ -51,10 +51,27 @@ def _write(operator: Any) -> Answer:
     return answer
 
 
+def _grouped_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands for a grouped product of other than bf16, which has no meta function but runs on CUDA.
+
+    Source: aten/src/ATen/native/GroupedMMUtils.h (_grouped_mm_fallback writes products into one output).
+    """
+    left, right = args[0], args[1]
+    if left.dtype is torch.bfloat16:
+        return NotImplemented
+    offsets = args[2] if len(args) > 2 else kwargs["offs"]
+    groups = (offsets.shape[0],) if left.dim() == right.dim() == 2 else ()
+    return left.new_empty((*groups, left.shape[0], right.shape[-1]))
+
+
 def cuda_answers() -> dict[Any, Answer]:
     """Returns, by operator, what CUDA runs in its place."""
     writes = (aten.index_put_.default, aten.index_put.default, aten._index_put_impl_.default)
-    return {aten.index.Tensor: _index, **{operator: _write(operator) for operator in writes}}
+    return {
+        aten.index.Tensor: _index,
+        aten._grouped_mm.default: _grouped_product,
+        **{operator: _write(operator) for operator in writes},
+    }
 
 
 def run_like_cuda(func: Any, args: Any, kwargs: Any) -> Any:

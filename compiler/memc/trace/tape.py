@@ -22,6 +22,19 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
 _add = torch.ops.aten.add.Tensor
+_FILLS = frozenset(
+    {
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.scatter.src,
+        torch.ops.aten.scatter_add.default,
+        torch.ops.aten.masked_scatter.default,
+    }
+)
+"""What backward formulas write into fresh zeros with: in place, but out of place under a dispatch mode.
+
+Source: torch/csrc/autograd/FunctionsManual.cpp (index_backward, value_selecting_reduction_backward, gather_backward),
+where areAnyTensorSubclassLike chooses.
+"""
 _cast = torch.ops.aten._to_copy.default
 _OUTSIDE = Region(Part.BELOW)
 
@@ -158,7 +171,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         out = self._run(func, args, kwargs or {})
         if isinstance(out, torch.Tensor):
-            if func is _add and self._adds_in_place(args, out):
+            if (func is _add and self._adds_in_place(args, out)) or (func in _FILLS and self._fills_in_place()):
                 self._record_sum(args[0], out)
                 return out
             self._follow_input(args)
@@ -217,6 +230,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             and older.is_contiguous()
             and not older._is_view()
         )
+
+    def _fills_in_place(self) -> bool:
+        return self.stages[-1] is Stage.BACKWARD and not torch.is_grad_enabled()
 
     def _record_sum(self, older: torch.Tensor, total: torch.Tensor) -> None:
         self._settle()
