@@ -1,21 +1,36 @@
-"""The clock: seconds of one optimizer step from operations, bytes and achievable rates."""
+"""The clock: seconds of one optimizer step, and of a run, from operations, bytes and achievable rates."""
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import dataclass
 
+from memc.clock.collectives import Ring, pass_seconds
 from memc.clock.constants import ClockFacts
-from memc.clock.flops import micro_batch_flops
+from memc.clock.microbatch import MicroBatch, micro_batch
+from memc.clock.schedule import Elements, Waits, waits
 from memc.clock.steptime import StepTime
-from memc.config import Engine, LossHead, Method, Offload, Optimizer, TrainingConfig
-from memc.facts.records import Block, ModelFacts
-from memc.ledger.activations import saved_per_token
-from memc.ledger.layer import LayerMode, layer_mode
+from memc.clock.workload import Compute, Layout, compute_of, layout_of
+from memc.config import Method, TrainingConfig
+from memc.facts.records import ModelFacts
 from memc.ledger.states import ParamCounts
+from memc.units import ceil_div
 
-_KERNELS_PER_LAYER = 60
-_ADAM_BYTES = 28
-_ADAM_8BIT_BYTES = 16
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLength:
+    """How long a run is.
+
+    Attributes:
+        steps: Optimizer steps.
+        evaluations: How often it evaluates.
+        evaluation_samples: Samples of one evaluation, all ranks together.
+        saves: How often it writes a checkpoint.
+    """
+
+    steps: int
+    evaluations: int = 0
+    evaluation_samples: int = 0
+    saves: int = 0
 
 
 class Clock:
@@ -24,11 +39,7 @@ class Clock:
     def __init__(self, model: ModelFacts, facts: ClockFacts) -> None:
         self.model = model
         self.facts = facts
-        shapes = Counter[Block]()
-        for group in model.groups:
-            shapes[group.block] += group.count
-        self._blocks = tuple(shapes.items())
-        self._saved: dict[LayerMode, tuple[int, ...]] = {}
+        self._micro_batches: dict[tuple[object, ...], MicroBatch] = {}
 
     def step_time(
         self,
@@ -38,6 +49,7 @@ class Clock:
         total_steps: int | None = None,
         length_share: float = 1.0,
         usd_per_gpu_hour: float | None = None,
+        run: RunLength | None = None,
     ) -> StepTime:
         """Returns the time of one optimizer step, and of the run when its steps are known.
 
@@ -47,119 +59,106 @@ class Clock:
             total_steps: Optimizer steps of the run; None when unknown.
             length_share: Mean tokens of a sequence over max_length; shortens the work of a mean step.
             usd_per_gpu_hour: Price of one GPU; None when unknown.
+            run: Steps, evaluations and saves together; stands in for `total_steps` where it is given.
 
-        Assumes: every sample has max_length tokens in the timed step; overlap as stated in `assumptions`.
+        Assumes: every sample has max_length tokens in the timed step; collectives and copies of one layer run beside
+            the computation of others.
         Source: rates of `ClockFacts`, each with its source in specs/.
         """
-        facts, steps = self.facts, config.gradient_accumulation_steps
-        compute = steps * micro_batch_flops(self.model, config).total / facts.flops_per_second
-        bandwidth = steps * self._memory_bound(config) + self._optimizer(config, counts)
-        floor = steps * self._launch_floor(config)
-        compute = max(compute, floor - bandwidth)
-        transfers = self._communication(config, counts), self._transfers(config, counts)
-        exposed, offload = (max(0.0, seconds - facts.overlap * compute) for seconds in transfers)
-        host = self._cpu_adam(config, counts)
-        shorter = max(compute * length_share, floor - bandwidth * length_share)
-        waits = sum(max(0.0, seconds - facts.overlap * shorter) for seconds in transfers)
-        mean = shorter + bandwidth * length_share + waits + host
-        total = None if total_steps is None else total_steps * mean
-        usd = None
-        if total is not None and usd_per_gpu_hour is not None:
-            usd = total / 3600 * usd_per_gpu_hour * config.world_size
+        layout, facts = layout_of(config), self.facts
+        work = self.micro_batch(config)
+        waiting = waits(work, layout, _elements(counts), facts)
+        passes = layout.micro_batches
+        bandwidth = passes * work.bandwidth
+        if run is None and total_steps is not None:
+            run = RunLength(steps=total_steps)
+        total = usd = None
+        evaluating = saving = 0.0
+        if run is not None:
+            fixed = waiting.communication + waiting.transfers + waiting.host + waiting.optimizer
+            evaluating = _evaluation_seconds(config, work, run) * length_share
+            saving = run.saves * _checkpoint_bytes(config, counts) / facts.nvme_write_bytes_per_second
+            total = run.steps * (passes * work.shortened(length_share) + fixed) + evaluating + saving
+            if usd_per_gpu_hour is not None:
+                usd = total / 3600 * usd_per_gpu_hour * config.world_size
         return StepTime(
-            compute_seconds=compute,
-            bandwidth_seconds=bandwidth,
-            communication_seconds=exposed,
-            offload_seconds=offload + host,
-            tokens_per_step=config.micro_batch_tokens * steps * config.world_size,
+            compute_seconds=passes * work.seconds - bandwidth,
+            bandwidth_seconds=bandwidth + waiting.optimizer,
+            communication_seconds=waiting.communication,
+            offload_seconds=waiting.transfers + waiting.host,
+            tokens_per_step=config.global_batch_size * config.max_length,
             world_size=config.world_size,
             total_seconds=total,
             total_usd=usd,
             assumptions=facts.assumptions,
+            evaluation_seconds=evaluating,
+            saving_seconds=saving,
         )
 
-    def _memory_bound(self, config: TrainingConfig) -> float:
-        """Returns seconds of one micro-batch in element-wise work, the loss and dequantisation.
+    def least_seconds(self, config: TrainingConfig) -> float:
+        """Returns a lower bound of a step's seconds: its passes, without anything that it waits for."""
+        return config.gradient_accumulation_steps * self.micro_batch(config).seconds
 
-        Every tensor that a layer keeps is written once and read twice in forward (by the next operation and by
-        backward); backward moves about as much for gradients; recomputation repeats the forward share.
-        """
-        mode, tokens = layer_mode(config), config.micro_batch_tokens
-        share = 1 / config.checkpoint_every if config.checkpoint_every else 0.0
-        moved = sum(int(size * tokens * (4 + 2 * share)) for size in self._saved_per_token(mode))
-        if config.loss is LossHead.PLAIN:
-            moved += 40 * tokens * self.model.vocab_size
-        else:
-            moved += 12 * tokens * self.model.vocab_size
-        if config.method is Method.QLORA:
-            passes = 2 + (1 / config.checkpoint_every if config.checkpoint_every else 0)
-            linears = sum(lin.weight_params * group.count for group in self.model.groups for lin in group.block.linears)
-            moved += int(passes * linears * 2.5)
-        return moved / self.facts.memory_bytes_per_second
+    def micro_batch(self, config: TrainingConfig) -> MicroBatch:
+        """Returns the micro-batch of a configuration; few of them occur among many configurations."""
+        key = (
+            config.micro_batch_size,
+            config.max_length,
+            config.context_parallel,
+            config.method,
+            config.precision,
+            config.engine,
+            config.attention,
+            config.loss,
+            config.checkpoint_every,
+            config.lora,
+            config.base_precision,
+            config.upcast_unquantized,
+            config.zero_stage,
+            config.fsdp,
+            config.shard_ranks > 1,
+        )
+        found = self._micro_batches.get(key)
+        if found is None:
+            found = self._micro_batches[key] = micro_batch(self.model, compute_of(config), self.facts)
+        return found
 
-    def _saved_per_token(self, mode: LayerMode) -> tuple[int, ...]:
-        """Returns bytes per token that all layers of each shape keep; few modes occur among many configurations."""
-        if mode not in self._saved:
-            self._saved[mode] = tuple(saved_per_token(block, mode) * count for block, count in self._blocks)
-        return self._saved[mode]
 
-    def _optimizer(self, config: TrainingConfig, counts: ParamCounts) -> float:
-        """Returns seconds that the GPU optimizer needs to read and write weights, gradients and moments."""
-        if config.zero is not None and config.zero.offload_optimizer is not Offload.NONE:
-            return 0.0
-        ranks = config.world_size if config.zero is not None and config.zero.stage else 1
-        eight_bit = config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
-        size = _ADAM_8BIT_BYTES if eight_bit else _ADAM_BYTES
-        return size * counts.trainable / ranks / self.facts.memory_bytes_per_second
+def _elements(counts: ParamCounts) -> Elements:
+    return Elements(
+        total=counts.total, quantized=counts.quantized, adapters=counts.adapters, trainable=counts.trainable
+    )
 
-    def _launch_floor(self, config: TrainingConfig) -> float:
-        """Returns the least seconds of one micro-batch: the host has to launch every kernel."""
-        passes = 3 + (1 / config.checkpoint_every if config.checkpoint_every else 0)
-        if config.lora is not None:
-            passes *= 1.5
-        return passes * self.model.num_layers * _KERNELS_PER_LAYER * self.facts.kernel_launch_seconds
 
-    def _communication(self, config: TrainingConfig, counts: ParamCounts) -> float:
-        """Returns seconds of collectives of one optimizer step over the bus between the GPUs.
+def _evaluation_seconds(config: TrainingConfig, work: MicroBatch, run: RunLength) -> float:
+    """Returns seconds of all evaluations: forward passes over a rank's share of the samples."""
+    share = ceil_div(run.evaluation_samples, config.data_parallel_ranks)
+    return run.evaluations * share / config.micro_batch_size * work.forward_seconds
 
-        All-reduce of gradients moves 2(N-1)/N of their bytes, reduce-scatter and all-gather half of that each.
-        ZeRO-3 gathers parameters in forward and in backward of every micro-batch.
-        """
-        ranks = config.world_size
-        if ranks == 1:
-            return 0.0
-        factor, steps = (ranks - 1) / ranks, config.gradient_accumulation_steps
-        size = 2 if config.engine is Engine.DEEPSPEED or config.lora is None else 4
-        gradients = size * counts.trainable * factor
-        if config.zero_stage == 0:
-            volume = 2 * gradients
-        elif config.zero_stage == 1:
-            volume = 2 * gradients + 2 * counts.trainable * factor
-        elif config.zero_stage == 2:
-            volume = steps * gradients + 2 * counts.trainable * factor
-        else:
-            volume = steps * (gradients + 2 * 2 * (counts.total + counts.adapters) * factor)
-        return volume / self.facts.bus_bytes_per_second
 
-    def _transfers(self, config: TrainingConfig, counts: ParamCounts) -> float:
-        """Returns seconds of PCIe traffic of one optimizer step on one GPU."""
-        zero = config.zero
-        if zero is None:
-            if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
-                return 2 * 2.1 * counts.trainable / self.facts.pcie_bytes_per_second
-            return 0.0
-        share = counts.trainable / (config.world_size if zero.stage else 1)
-        moved = 0.0
-        if zero.offload_optimizer is Offload.CPU:
-            moved += config.gradient_accumulation_steps * 2 * share + 2 * share
-        if zero.offload_param is Offload.CPU:
-            total = (counts.total + counts.adapters) / config.world_size
-            moved += config.gradient_accumulation_steps * 2 * 2 * total
-        return moved / self.facts.pcie_bytes_per_second
+def _checkpoint_bytes(config: TrainingConfig, counts: ParamCounts) -> int:
+    """Returns bytes of one checkpoint: trained weights in 16 bits, and two fp32 moments and a master copy of each."""
+    weights = counts.trainable if config.method is not Method.FULL else counts.total
+    return 2 * weights + 12 * counts.trainable
 
-    def _cpu_adam(self, config: TrainingConfig, counts: ParamCounts) -> float:
-        """Returns seconds of the optimizer step on the host, which all ranks of a node share."""
-        zero = config.zero
-        if zero is None or zero.offload_optimizer is not Offload.CPU:
-            return 0.0
-        return counts.trainable / config.nodes / self.facts.host_params_per_second
+
+def workload_seconds(
+    model: ModelFacts, compute: Compute, layout: Layout, elements: Elements, facts: ClockFacts
+) -> float:
+    """Returns the seconds of one optimizer step of a workload, tensor and pipeline parallelism included.
+
+    Tensor parallelism sums the result of attention and of the feed-forward part over its ranks, in forward and in
+    backward, and nothing runs beside it. A pipeline of p stages and m micro-batches is filled and drained in p - 1
+    turns of one micro-batch.
+
+    Source: arXiv 1909.08053 (four sums per layer), arXiv 2104.04473 (the bubble, (p - 1)/m).
+    """
+    work = micro_batch(model, compute, facts)
+    seconds = work.seconds
+    if compute.tensor_parallel > 1:
+        moved = 2.0 * compute.tokens * model.hidden_size
+        sums = (4 + 2 * compute.recompute) * work.layers / compute.stages
+        seconds += 2 * pass_seconds(moved * sums, sums, Ring(compute.tensor_parallel, 1), facts)
+    waiting: Waits = waits(work, layout, elements, facts)
+    turns = layout.micro_batches + compute.stages - 1
+    return turns * seconds + waiting.communication + waiting.transfers + waiting.host + waiting.optimizer

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import Attention, Method, TrainingConfig
-from memc.facts.records import ModelFacts
-from memc.units import ceil_div
+from memc.clock.shapes import keys_per_query, products_of
+from memc.clock.workload import AttentionKernel, compute_of
+from memc.config import TrainingConfig
+from memc.facts.records import AttentionFacts, ModelFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,29 +36,33 @@ def micro_batch_flops(model: ModelFacts, config: TrainingConfig) -> Flops:
     Full training computes input and weight gradients (twice the forward); frozen weights only need input gradients
     (once). Flash and memory-efficient attention recompute scores in backward (2.5 times the forward); eager keeps
     them (twice). Causal kernels skip half of the scores, eager does not; a sliding window bounds the keys per query.
+    Of routed experts those count that a token is sent to.
 
     Source: arXiv 2001.08361 (2 per parameter and token), arXiv 2205.14135 and 2307.08691 (attention).
     """
-    tokens, length = config.micro_batch_tokens, config.max_length
-    eager = config.attention is Attention.EAGER
-    layers = attention = adapters = 0
+    compute = compute_of(config)
+    eager = compute.attention is AttentionKernel.EAGER
+    layers = adapters = attention = 0.0
     for group in model.groups:
-        block = group.block
-        layers += 2 * sum(linear.weight_params for linear in block.linears) * group.count
-        window = block.attention.sliding_window
-        keys = length if window is None or eager else min(length, 2 * window)
-        scores = 4 * block.attention.query_width * (keys if eager else ceil_div(keys, 2))
-        attention += scores * group.count
-        if config.lora is not None:
-            targets = frozenset(config.lora.target_modules)
-            widths = sum(lin.in_features + lin.out_features for lin in block.linears if lin.name in targets)
-            adapters += 2 * config.lora.rank * widths * group.count
+        for product in products_of(group.block, model.hidden_size, compute):
+            layers += 2 * product.inner * product.outer * product.rows_per_token * group.count
+            if product.adapted:
+                adapters += 2 * compute.rank * (product.inner + product.outer) * group.count
+        attention += _scores(group.block.attention, compute.context, eager=eager) * group.count
     head = 2 * model.vocab_size * model.hidden_size
-    chunked_again = head if config.loss.value == "chunked" else 0
-    trains = config.method is Method.FULL
-    backward = (2 if trains else 1) * (layers + head) + chunked_again + 2 * adapters
-    backward += 2 * attention if eager else 5 * attention // 2
-    forward_layers = layers + attention + adapters
-    every = config.checkpoint_every
-    repeated = forward_layers * ceil_div(model.num_layers, every) // model.num_layers if every else 0
-    return Flops(forward=(forward_layers + head) * tokens, backward=backward * tokens, recompute=repeated * tokens)
+    trains = 2 if compute.trains else 1
+    backward = trains * (layers + head) + 2 * adapters + (2 if eager else 2.5) * attention
+    backward += head if compute.chunked_loss else 0
+    forward = layers + attention + adapters
+    tokens = compute.tokens
+    return Flops(
+        forward=int((forward + head) * tokens),
+        backward=int(backward * tokens),
+        recompute=int(forward * compute.recompute * tokens),
+    )
+
+
+def _scores(attention: AttentionFacts, context: int, *, eager: bool) -> float:
+    """Returns operations per token of the scores and the weighted sum of one layer, without a kernel's blocks."""
+    width = (attention.query_width + attention.value_width) / 2
+    return 4 * width * keys_per_query(attention, context, skips=not eager, block_keys=1)

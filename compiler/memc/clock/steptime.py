@@ -10,15 +10,17 @@ class StepTime:
     """Seconds of one optimizer step on one GPU (all micro-batches of it), by part.
 
     Attributes:
-        compute_seconds: Matrix products and attention, recompute included.
+        compute_seconds: Matrix products and attention, recompute included, and what the host's launching adds.
         bandwidth_seconds: Memory-bound work: norms, loss, optimizer, dequantisation.
         communication_seconds: Collectives that do not overlap with compute.
         offload_seconds: PCIe transfers and CPU optimizer time that do not overlap.
         tokens_per_step: Tokens over all GPUs in one optimizer step.
         world_size: GPUs.
-        total_seconds: The whole run; None when the amount of data is unknown.
+        total_seconds: The whole run, evaluation and saving included; None when the amount of data is unknown.
         total_usd: Its price; None when seconds or the price per hour are unknown.
-        assumptions: Sentences: overlap, rates taken from the datasheet for lack of a measurement.
+        assumptions: Sentences: rates taken from the datasheet for lack of a measurement.
+        evaluation_seconds: Of the whole run, in evaluation; 0 when not counted.
+        saving_seconds: Of the whole run, in writing checkpoints; 0 when not counted.
     """
 
     compute_seconds: float
@@ -30,6 +32,8 @@ class StepTime:
     total_seconds: float | None
     total_usd: float | None
     assumptions: tuple[str, ...] = ()
+    evaluation_seconds: float = 0.0
+    saving_seconds: float = 0.0
 
     @property
     def step_seconds(self) -> float:
@@ -40,3 +44,8 @@ class StepTime:
     def tokens_per_second_per_gpu(self) -> float:
         """Throughput of one GPU."""
         return self.tokens_per_step / self.step_seconds / self.world_size
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """GPU-hours of the whole run; None when its length is unknown."""
+        return None if self.total_seconds is None else self.total_seconds / 3600 * self.world_size
