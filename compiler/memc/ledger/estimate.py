@@ -17,6 +17,7 @@ from memc.ledger.host import host_entries
 from memc.ledger.loss import loss_entries
 from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
 from memc.ledger.parts import Part
+from memc.ledger.reentrant import held_input_entries
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
 from memc.ledger.workspace import workspace_entries
 
@@ -146,11 +147,20 @@ PARTS: tuple[PartKind, ...] = (
         build=_host,
     ),
     PartKind(
-        name="checkpoints on the host",
-        frame=lambda c: (_kind(c), c.gpus_per_node, c.max_length, c.context_parallel),
+        name="checkpoints on the host, and inputs held beyond their use",
+        frame=lambda c: (
+            _kind(c),
+            c.gpus_per_node,
+            c.max_length,
+            c.context_parallel,
+            c.reentrant_checkpointing and c.fsdp,
+        ),
         shape=lambda c: (c.checkpoint_offload, c.micro_batch_size, c.checkpoint_every),
         tokens=True,
-        build=lambda model, config, _counts, _facts: checkpoint_host_entries(model, config, dtypes(config).stream),
+        build=lambda model, config, _counts, _facts: [
+            *checkpoint_host_entries(model, config, dtypes(config).stream),
+            *held_input_entries(model, config),
+        ],
     ),
 )
 

@@ -1,0 +1,168 @@
+"""The plain head and its loss on stacks other than memc's own: older transformers, fused and chunked cross entropies."""
+
+from __future__ import annotations
+
+from memc.config import TrainingConfig
+from memc.facts.records import ModelFacts
+from memc.ledger.constants import CrossEntropy, Stack
+from memc.ledger.dtypes import Dtypes, dtypes
+from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.parts import gpu_entry
+from memc.units import ceil_div, next_power_of_two
+
+_LOSS = frozenset({Moment.LOSS})
+_LITGPT_CHUNK_TOKENS = 128
+
+
+def stack_loss_entries(model: ModelFacts, config: TrainingConfig, stack: Stack) -> list[Entry]:
+    """Returns what head and loss hold on one GPU under a stack."""
+    if stack.cross_entropy is CrossEntropy.LINEAR:
+        return _linear(model, config)
+    if stack.cross_entropy is CrossEntropy.CHUNKS:
+        return _chunks(model, config)
+    return _whole(model, config, stack)
+
+
+def _whole(model: ModelFacts, config: TrainingConfig, stack: Stack) -> list[Entry]:
+    """Returns logits that exist for all tokens at once, in the forward or the backward of the loss, whichever is more.
+
+    Source: transformers loss_utils.ForCausalLMLoss and its predecessors in modelling files; torch log_softmax and
+        nll_loss backward; a fused kernel writes the gradient over its input.
+    """
+    types, tokens, vocab = dtypes(config), config.micro_batch_tokens, model.vocab_size
+    forward, backward = _forward_logit_bytes(types, stack), _backward_logit_bytes(types, stack)
+    hidden = types.stream * model.hidden_size * tokens
+    while_forward = forward * tokens * vocab + hidden
+    while_backward = backward * tokens * vocab + (hidden if config.lora is None else 0)
+    in_forward = while_forward >= while_backward
+    text = _forward_text(types, stack) if in_forward else _backward_text(types, stack)
+    softcap = types.compute if model.logit_softcap is not None else 0
+    kept = hidden if in_forward or config.lora is None else 0
+    return [
+        gpu_entry(
+            "logits",
+            Account.ACTIVATIONS,
+            ((forward if in_forward else backward) + softcap) * tokens * vocab,
+            _LOSS,
+            f"({text}{f' + {softcap} B tanh of the capped logits' if softcap else ''}) x {tokens} tokens x {vocab}",
+            "transformers ForCausalLMLoss, torch log_softmax" + ("" if in_forward else " backward"),
+        ),
+        gpu_entry(
+            "head-input",
+            Account.ACTIVATIONS,
+            kept,
+            _LOSS,
+            f"{types.stream} B x hidden {model.hidden_size} x {tokens} tokens that the head reads",
+            "torch linear",
+        ),
+    ]
+
+
+def _forward_logit_bytes(types: Dtypes, stack: Stack) -> int:
+    wide = 4 if stack.logits_upcast else types.compute
+    first = types.compute if types.compute != wide and stack.logits_kept else 0
+    copies = 1 + stack.shifted_copy + (stack.cross_entropy is CrossEntropy.TORCH)
+    return first + copies * wide
+
+
+def _forward_text(types: Dtypes, stack: Stack) -> str:
+    wide = 4 if stack.logits_upcast else types.compute
+    parts = [f"{types.compute} B logits"] if types.compute != wide and stack.logits_kept else []
+    parts.append(f"{wide} B " + ("fp32 copy" if types.compute != wide else "logits"))
+    parts += [f"{wide} B shifted copy"] if stack.shifted_copy else []
+    parts += [f"{wide} B log-softmax"] if stack.cross_entropy is CrossEntropy.TORCH else []
+    return " + ".join(parts)
+
+
+def _backward_logit_bytes(types: Dtypes, stack: Stack) -> int:
+    wide = 4 if stack.logits_upcast else types.compute
+    if stack.cross_entropy is CrossEntropy.TORCH:
+        return 3 * wide
+    return 2 * wide if stack.shifted_copy else wide + (types.compute if types.compute != wide else 0)
+
+
+def _backward_text(types: Dtypes, stack: Stack) -> str:
+    wide = 4 if stack.logits_upcast else types.compute
+    if stack.cross_entropy is CrossEntropy.TORCH:
+        return f"{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"
+    if stack.shifted_copy:
+        return f"{wide} B gradient in place of the shifted copy + {wide} B gradient of the logits"
+    return f"{wide} B gradient in place of the logits" + (f" + {types.compute} B cast" if types.compute != wide else "")
+
+
+def _linear(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
+    """Returns a fused linear cross entropy: gradients are computed in forward, one chunk of tokens at a time.
+
+    Source: Liger-Kernel ops/fused_linear_cross_entropy.py: chunks of next_power_of_2(tokens / ceil(vocabulary /
+        hidden)); a chunk's logits, their fp32 copy and the gradient's cast; gradients of input and weight.
+    """
+    types, tokens, vocab, hidden = dtypes(config), config.micro_batch_tokens, model.vocab_size, model.hidden_size
+    chunk = min(tokens, next_power_of_two(ceil_div(tokens, ceil_div(vocab, hidden))))
+    head = model.head_params or model.vocab_size * hidden
+    per_logit = types.compute + (4 if types.compute != 4 else 0)
+    source = "Liger-Kernel ops/fused_linear_cross_entropy.py"
+    trains = config.lora is None
+    return [
+        gpu_entry(
+            "loss-chunk",
+            Account.WORKSPACE,
+            per_logit * chunk * vocab,
+            _LOSS,
+            f"({types.compute} B + 4 B) x {chunk} tokens x {vocab} vocabulary",
+            source,
+        ),
+        gpu_entry(
+            "loss-hidden-gradient",
+            Account.ACTIVATIONS,
+            2 * types.stream * hidden * tokens,
+            _LOSS,
+            f"2 x {types.stream} B x hidden {hidden} x {tokens} tokens: the head's input and its gradient",
+            source,
+        ),
+        gpu_entry(
+            "loss-head-gradient",
+            Account.GRADIENTS,
+            types.weight * head if trains else 0,
+            _LOSS | {Moment.BACKWARD_FIRST_LAYER},
+            f"{types.weight} B x {head} elements of the head's gradient, made in forward",
+            source,
+        ),
+    ]
+
+
+def _chunks(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
+    """Returns a head computed in chunks whose logits all stay: the loss of each works in the logits' own type.
+
+    Source: LitGPT utils.chunked_cross_entropy: log-softmax of every chunk is kept beside its logits; backward adds the
+        gradient of one chunk and its log-softmax's.
+    """
+    types, tokens, vocab = dtypes(config), config.micro_batch_tokens, model.vocab_size
+    chunk = min(tokens, _LITGPT_CHUNK_TOKENS * config.micro_batch_size)
+    hidden = types.stream * model.hidden_size * tokens
+    source = "LitGPT utils.py chunked_cross_entropy"
+    return [
+        gpu_entry(
+            "logits",
+            Account.ACTIVATIONS,
+            2 * types.compute * tokens * vocab,
+            _LOSS,
+            f"({types.compute} B logits + {types.compute} B log-softmax) x {tokens} tokens x {vocab} vocabulary",
+            source,
+        ),
+        gpu_entry(
+            "loss-chunk",
+            Account.WORKSPACE,
+            2 * types.compute * chunk * vocab,
+            _LOSS,
+            f"2 gradients x {types.compute} B x {chunk} tokens x {vocab} vocabulary",
+            source,
+        ),
+        gpu_entry(
+            "head-input",
+            Account.ACTIVATIONS,
+            hidden,
+            _LOSS,
+            f"{types.stream} B x hidden {model.hidden_size} x {tokens} tokens that the head reads",
+            source,
+        ),
+    ]
