@@ -1,4 +1,4 @@
-"""The plain head and its loss on stacks other than memc's own: older transformers, fused and chunked cross entropies."""
+"""The plain head and its loss on other stacks than memc's own: older transformers, fused and chunked losses."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ from memc.ledger.parts import gpu_entry
 
 _FREE_AFTER = frozenset({Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING})
 _SOURCE = (
-    "torch distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook (register_multi_grad_hook on the "
-    "inputs), utils/checkpoint.py CheckpointFunction.backward"
+    "torch distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook (register_multi_grad_hook on "
+    "the inputs), utils/checkpoint.py CheckpointFunction.backward"
 )
 
 
