@@ -71,16 +71,43 @@ def app() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Output folder (default: out/ beside the spec).")
 @click.option("--check", is_flag=True, help="Compare with what is there instead of writing; exit 4 when it differs.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
+@click.option(
+    "--certify/--no-certify",
+    default=True,
+    show_default=True,
+    envvar="MEMC_CERTIFY",
+    show_envvar=True,
+    help="Trace the plan where torch is installed; never with --check.",
+)
+@click.option(
+    "--certify-timeout",
+    type=click.FloatRange(1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long tracing one plan may take before it is written as estimated.",
+)
 @_JSON
-def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, force: bool, as_json: bool) -> None:
+def compile_command(
+    specs: tuple[Path, ...],
+    output: Path | None,
+    check: bool,
+    force: bool,
+    certify: bool,
+    certify_timeout: float,
+    as_json: bool,
+) -> None:
     """Solve each SPEC and write its launch files.
+
+    Where torch and transformers are installed, the plan's step is traced first, in a process of its own; a plan that
+    does not fit as traced is not written. A trace from earlier that the folder's lock holds is used again.
 
     With several specs and -o, each gets a folder of its own under the output folder, named after the spec. Nothing is
     written unless every spec is valid and fits.
     """
     folders = [_folder(spec, output, len(specs)) for spec in specs]
     _require_distinct(folders)
-    solved = driver.answers(specs)
+    solved = driver.answers(specs, folders, certify_seconds=certify_timeout if certify and not check else 0)
     refused = [answer for answer in solved if isinstance(answer.result, Infeasible)]
     outcomes: list[Written] = []
     files: dict[Path, dict[str, str]] = {}
@@ -101,6 +128,8 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
             _print_report(answer)
     for outcome in outcomes:
         _say_written(outcome, check)
+    for note in dict.fromkeys(note for answer in solved for note in answer.notes):
+        click.echo(f"note: {note}", err=True)
     if refused:
         click.echo(f"nothing written: {_names(refused)} does not fit", err=True)
         sys.exit(ExitCode.DOES_NOT_FIT)
@@ -123,7 +152,7 @@ def compile_command(specs: tuple[Path, ...], output: Path | None, check: bool, f
 @click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with charts and sliders.")
 def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> None:
     """Show the ledger, the ladder and the clock of SPEC (a spec file or a folder that memc wrote)."""
-    answer = driver.answer(driver.spec_path_of(spec))
+    answer = driver.answer(driver.spec_path_of(spec), folder=spec if spec.is_dir() else None)
     if resolved:
         from memc.commands.resolved import print_resolved
 

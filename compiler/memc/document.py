@@ -13,7 +13,7 @@ import memc
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.ledger.entries import Entry, Ledger, Resource, ResourceLedger
-from memc.plan import Budget, Infeasible, Plan, TrailStep
+from memc.plan import Budget, Certified, Infeasible, Plan, TrailStep
 
 EXPLAIN_SCHEMA = "memc/explain/1"
 LOCK_SCHEMA = "memc/lock/1"
@@ -57,6 +57,7 @@ def explain_document(answer: Plan | Infeasible, *, spec_digest: str, resolved: d
         },
         "ledger": ledger_document(ledger),
         "clock": clock_document(clock),
+        "traced": _traced(answer.traced) if isinstance(answer, Plan) and answer.traced is not None else None,
         "trail": [_trail_step(step) for step in answer.trail],
         "infeasible": refusal,
         "considered": answer.considered,
@@ -134,6 +135,7 @@ def _resource(bill: ResourceLedger) -> dict[str, Any]:
         "peak_reserved_bytes": bill.peak_reserved_bytes,
         "required_bytes": bill.required_bytes,
         "uncertainty_bytes": bill.uncertainty_bytes,
+        "grade": bill.grade.value,
         "binding_phase": bill.binding_phase.value,
         "by_phase": {phase.value: size for phase, size in bill.by_phase().items()},
         "by_account": {account.value: size for account, size in bill.by_account().items()},
@@ -155,6 +157,22 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "in_allocator": entry.in_allocator,
         "uncertainty_bytes": entry.uncertainty_bytes,
         "uncertainty": entry.uncertainty,
+    }
+
+
+def _traced(certified: Certified) -> dict[str, Any]:
+    """Returns how the trace compares; what the trace itself found stands in the lock."""
+    step, comparison = certified.step, certified.comparison
+    return {
+        "agrees": comparison.agrees,
+        "difference_bytes": comparison.difference_bytes,
+        "interval_bytes": comparison.interval_bytes,
+        "required_bytes": comparison.traced_required_bytes,
+        "phases": [record_document(item) for item in comparison.phases],
+        "stacks": [record_document(item) for item in step.stacks],
+        "versions": step.versions,
+        "assumes": list(step.assumes),
+        "not_modelled": list(step.not_modelled),
     }
 
 

@@ -14,9 +14,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document
+from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document, record_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, Objective, load_gpu, load_model
+from memc.ledger.traced import TracedStep
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
@@ -43,10 +44,14 @@ class Answer:
     Attributes:
         loaded: The spec.
         result: A plan, or a refusal.
+        traces: Traces that decided the plan, its own first; kept in the lock.
+        notes: Why the plan is estimated only, where a trace was asked for.
     """
 
     loaded: LoadedSpec
     result: Plan | Infeasible
+    traces: tuple[TracedStep, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Returns the `memc/explain/1` document."""
@@ -72,28 +77,44 @@ class Written:
         return all(change is Change.IDENTICAL for change in self.changes.values())
 
 
-def answer(spec_path: Path) -> Answer:
+def answer(spec_path: Path, *, folder: Path | None = None, certify_seconds: float = 0) -> Answer:
     """Returns the plan of the spec at `spec_path`, or the refusal.
+
+    Args:
+        spec_path: The spec.
+        folder: Output folder whose lock may hold traces from earlier.
+        certify_seconds: How long tracing the plan may take; with 0, only traces from earlier count.
 
     Raises:
         MemcError: When the spec is invalid, names unknown things, or contradicts the facts.
     """
-    return answer_of(load_spec(spec_path))
+    return answer_of(load_spec(spec_path), folder=folder, certify_seconds=certify_seconds)
 
 
-def answer_of(loaded: LoadedSpec) -> Answer:
-    """Returns the plan of a spec that was read, or the refusal.
+def answer_of(loaded: LoadedSpec, *, folder: Path | None = None, certify_seconds: float = 0) -> Answer:
+    """Returns the plan of a spec that was read, or the refusal; arguments are those of `answer`.
 
     Raises:
         MemcError: When the spec names unknown things, or contradicts the facts.
     """
     gpu, model = facts_of(loaded)
-    try:
-        return Answer(loaded=loaded, result=solve(loaded, model, gpu, count_samples(loaded)))
-    except MemcError as error:
-        if error.diagnostics[0].code != "fact-unknown":
-            raise
-        raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
+    samples = count_samples(loaded)
+
+    def solved(margin_bytes: int) -> Plan | Infeasible:
+        try:
+            return solve(loaded, model, gpu, samples, margin_bytes=margin_bytes)
+        except MemcError as error:
+            if error.diagnostics[0].code != "fact-unknown":
+                raise
+            raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
+
+    known = _kept_traces(folder) if folder is not None else []
+    if not known and not certify_seconds:
+        return Answer(loaded=loaded, result=solved(0))
+    from memc.certify import certified_answer  # what most commands do without
+
+    settled = certified_answer(solved, loaded.spec.model, _base(loaded.path), known, certify_seconds)
+    return Answer(loaded=loaded, result=settled.result, traces=settled.traces, notes=settled.notes)
 
 
 def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
@@ -123,17 +144,20 @@ def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
     raise MemcError((problem,))
 
 
-def answers(spec_paths: Iterable[Path]) -> list[Answer]:
-    """Returns the answer of every spec.
+def answers(
+    spec_paths: Iterable[Path], folders: Iterable[Path | None] | None = None, *, certify_seconds: float = 0
+) -> list[Answer]:
+    """Returns the answer of every spec; `folders` are their output folders, the rest is as for `answer`.
 
     Raises:
         MemcError: With the errors of all specs that have one.
     """
     found: list[Answer] = []
     problems: list[MemcError] = []
-    for path in spec_paths:
+    paths = list(spec_paths)
+    for path, folder in zip(paths, folders or [None] * len(paths), strict=True):
         try:
-            found.append(answer(path))
+            found.append(answer(path, folder=folder, certify_seconds=certify_seconds))
         except MemcError as error:
             problems.append(error)
     if problems:
@@ -228,6 +252,8 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     )
     lock["spec"]["path"] = _relative(loaded.path, folder)
     lock["measurements"] = _kept_measurements(folder, lock)
+    if solved.traces:
+        lock["traces"] = [record_document(step) for step in solved.traces]
     left_over = _left_over(folder, files)
     if left_over:
         lock["left_over"] = left_over
@@ -402,6 +428,12 @@ def _kept_measurements(folder: Path, lock: dict[str, Any]) -> list[Any]:
     if old.get("model") != json.loads(json.dumps(lock["model"])) or old.get("hardware") != lock["hardware"]:
         return []
     kept = old.get("measurements", [])
+    return kept if isinstance(kept, list) else []
+
+
+def _kept_traces(folder: Path) -> list[Any]:
+    """Returns the traces that the lock of a folder holds, as they are written there."""
+    kept = (_read_lock(folder) or {}).get("traces", [])
     return kept if isinstance(kept, list) else []
 
 

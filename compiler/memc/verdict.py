@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memc.config import Engine, TrainingConfig
 from memc.ledger.entries import Account, Resource, ResourceLedger
-from memc.plan import Infeasible, Plan
+from memc.plan import Certified, Infeasible, Plan
 from memc.units import format_gib, format_seconds
 
 
@@ -24,7 +24,19 @@ def plan_verdict(plan: Plan) -> list[str]:
         f"TIME: {format_seconds(plan.clock.step_seconds)} per step{_mean(plan)}, "
         f"{plan.clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}",
         f"PLAN: {describe(plan.config)}",
+        *([_traced(plan.traced)] if plan.traced is not None else []),
     ]
+
+
+def _traced(certified: Certified) -> str:
+    """Returns how the total is known by a trace, and how far the closed forms are from it."""
+    comparison = certified.comparison
+    versions = ", ".join(f"{name} {version}" for name, version in certified.step.versions.items())
+    peak = comparison.peak
+    return (
+        f"TRACED: {format_gib(peak.traced_bytes)} allocated in phase {peak.phase}; the closed forms say "
+        f"{format_gib(comparison.ledger_peak_bytes)} ({-comparison.difference_share:+.2%}); {versions}"
+    )
 
 
 def _mean(plan: Plan) -> str:

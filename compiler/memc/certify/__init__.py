@@ -2,18 +2,22 @@
 
 from memc.certify.child import Asked, NotTraced, TraceAnswer, trace_all
 from memc.certify.request import Request, interval_share, request_digest, trace_request, untraceable
-from memc.certify.stack import installed_versions, missing_libraries, tracer_digest
+from memc.certify.settle import Settled, certified_answer
+from memc.certify.stack import installed_versions, missing_libraries, stack_is_here, tracer_digest
 from memc.certify.steps import step_of
 
 __all__ = [
     "Asked",
     "NotTraced",
     "Request",
+    "Settled",
     "TraceAnswer",
+    "certified_answer",
     "installed_versions",
     "interval_share",
     "missing_libraries",
     "request_digest",
+    "stack_is_here",
     "step_of",
     "trace_all",
     "trace_request",

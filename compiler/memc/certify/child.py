@@ -104,8 +104,7 @@ def _stop(worker: subprocess.Popen[bytes]) -> None:
 def _answer(document: dict[str, Any]) -> TraceAnswer:
     if "error" not in document:
         return document
-    error = document["error"]
-    return NotTraced(Diagnostic(code=error["code"], message=error["message"], hint=error["hint"]))
+    return NotTraced(Diagnostic(**document["error"]))
 
 
 def _not_traced(code: str, message: str, *, late: bool = False) -> NotTraced:

@@ -18,7 +18,7 @@ def step_of(document: Mapping[str, Any]) -> TracedStep:
     return TracedStep(
         digest=str(document["digest"]),
         tracer=str(document["tracer"]),
-        versions={str(name): str(version) for name, version in document["versions"].items()},
+        versions={str(name): str(version) for name, version in sorted(document["versions"].items())},
         phases=tuple(_phase(item) for item in document["phases"] if Phase(item["phase"]) in STEP_PHASES),
         stacks=tuple(
             TracedStack(name=item["name"], layers=item["layers"], traced_layers=item["traced_layers"])

@@ -66,7 +66,7 @@ def check_folder(folder: Path) -> FolderReport:
         return FolderReport(folder=folder, spec=None, findings=_refused(error, folder / LOCK_NAME))
     try:
         spec = _spec_of(folder, lock)
-        answer = driver.answer(spec)
+        answer = driver.answer(spec, folder=folder)
         if isinstance(answer.result, Infeasible):
             return _without_plan(folder, spec, lock, (_does_not_fit(spec, answer.result),))
         files = driver.generate(answer, folder, driver.compile_command(spec, folder))

@@ -5,4 +5,4 @@ Each module holds a click command called `command`. The name on the command line
 
 from __future__ import annotations
 
-NAMES: tuple[str, ...] = ("check", "completion", "diagnose", "diff", "hardware", "init", "schema", "solve")
+NAMES: tuple[str, ...] = ("check", "completion", "diagnose", "diff", "hardware", "init", "schema", "solve", "trace")

@@ -22,6 +22,8 @@ def notes(plan: Plan) -> dict[str, Any]:
         "accounts": account_rows(plan.ledger.gpu),
         "entries": entry_rows(plan.ledger.gpu),
         "other_resources": [_resource_line(plan, resource) for resource in (Resource.HOST, Resource.NVME)],
+        "traced": traced_rows(plan),
+        "trace_notes": trace_notes(plan),
         "trail": [_trail_row(step) for step in plan.trail],
         "keys": key_rows(plan),
         "assumptions": list(plan.clock.assumptions),
@@ -32,6 +34,35 @@ def notes(plan: Plan) -> dict[str, Any]:
         "adapters": plan.config.method is not Method.FULL,
         "output_dir": plan.run.output_dir,
     }
+
+
+def traced_rows(plan: Plan) -> list[tuple[str, str, str, str]]:
+    """Returns (phase, traced, closed forms, difference) of every phase that the plan's trace covers."""
+    if plan.traced is None:
+        return []
+    return [
+        (
+            item.phase.value,
+            format_gib(item.traced_bytes),
+            format_gib(item.ledger_bytes),
+            f"{item.ledger_bytes / item.traced_bytes - 1:+.2%}",
+        )
+        for item in plan.traced.comparison.phases
+    ]
+
+
+def trace_notes(plan: Plan) -> list[str]:
+    """Returns what was run to trace the plan, what was assumed, and what the trace leaves out."""
+    if plan.traced is None:
+        return []
+    step = plan.traced.step
+    depths = ", ".join(f"{stack.traced_layers} of {stack.layers} layers of {stack.name}" for stack in step.stacks)
+    versions = ", ".join(f"{name} {version}" for name, version in step.versions.items())
+    return [
+        f"Run: {depths}; the others repeat them. {versions}.",
+        *(f"Assumed: {line}." for line in step.assumes),
+        *(f"Not traced: {line}." for line in step.not_modelled),
+    ]
 
 
 def settings(plan: Plan) -> list[tuple[str, str]]:
