@@ -1,0 +1,151 @@
+"""Tapes read: which sums of sizes can be the largest, and what they are for given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memc.ledger.machine import Storage
+from memc.units import ceil_div, round_up
+
+_MULTIPROCESSORS = 132
+_THREADS_PER_MULTIPROCESSOR = 2048
+_REDUCE_THREADS = 128
+_REDUCE_VECTOR = 4
+
+
+class Shapes:
+    """Values of shape variables, and of the units that are products of them.
+
+    Attributes:
+        variables: ``B`` samples, ``T`` tokens of one, ``r`` the adapters' rank, and a stack's own.
+    """
+
+    __slots__ = ("_known", "variables")
+
+    def __init__(self, variables: Mapping[str, int]) -> None:
+        self.variables = variables
+        self._known: dict[Any, int] = {"1": 1}
+
+    def of(self, unit: Any) -> int:
+        """Returns the value of a unit.
+
+        A product of variables, of which ``T~128`` is rounded up to a multiple of 128; or a tuple: ``above`` is 1 when
+        there are more rows than a limit, ``rows`` the buffer of a reduction over rows.
+        """
+        known = self._known.get(unit)
+        if known is None:
+            known = self._known[unit] = self._value(unit)
+        return known
+
+    def _value(self, unit: Any) -> int:
+        if isinstance(unit, tuple):
+            if unit[0] == "above":
+                return int(self.of(unit[1]) * unit[2] > unit[3])
+            return row_sum_bytes(self.of(unit[1]) * unit[2], unit[3])
+        value = 1
+        for factor in unit.split("*"):
+            name, _, multiple = factor.partition("~")
+            value *= round_up(self.variables[name], int(multiple)) if multiple else self.variables[name]
+        return value
+
+
+def row_sum_bytes(rows: int, columns: int) -> int:
+    """Returns the partial sums of a reduction over rows (gradients of norm weights and biases), and its counters.
+
+    Source: aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig, global reduction.
+    """
+    if columns % _REDUCE_VECTOR or columns < _REDUCE_THREADS or rows < _REDUCE_THREADS:
+        return 0
+    grid = ceil_div(columns, _REDUCE_THREADS)
+    target = _MULTIPROCESSORS * (_THREADS_PER_MULTIPROCESSOR // _REDUCE_THREADS)
+    values_per_thread = ceil_div(rows, _REDUCE_VECTOR)
+    blocks = max(min(ceil_div(target, grid), ceil_div(values_per_thread, 16)), ceil_div(values_per_thread, 256))
+    if (blocks > 1 and values_per_thread >= 64) or values_per_thread >= 256:
+        return 4 * columns * _REDUCE_THREADS * blocks + 4 * grid
+    return 0
+
+
+Key = tuple[str, Any]
+"""Account and unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """What is alive at one place of a tape: bytes per unit, by account; `position` is how much of the tape was read."""
+
+    parts: tuple[tuple[Key, int], ...]
+    position: int
+
+    def bytes(self, shapes: Shapes) -> int:
+        """Returns its size for given shapes."""
+        of = shapes.of
+        return sum(size * of(key[1]) for key, size in self.parts)
+
+    def by_account(self, shapes: Shapes) -> dict[str, int]:
+        """Returns its size by account."""
+        sums: dict[str, int] = {}
+        for (account, unit), size in self.parts:
+            sums[account] = sums.get(account, 0) + size * shapes.of(unit)
+        return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """The sums of a tape that can be its largest, whatever the shapes are.
+
+    Attributes:
+        sums: None is below another in every unit.
+        tape: The tape, to say what is alive.
+        storages: Its storages.
+    """
+
+    sums: tuple[Sum, ...]
+    tape: tuple[int, ...]
+    storages: tuple[Storage, ...]
+
+    def largest(self, shapes: Shapes) -> Sum:
+        """Returns the largest sum for given shapes."""
+        return max(self.sums, key=lambda one: one.bytes(shapes))
+
+    def alive(self, at: Sum) -> tuple[Storage, ...]:
+        """Returns the storages that a sum is made of."""
+        alive: dict[int, None] = {}
+        for event in self.tape[: at.position]:
+            if event >= 0:
+                alive[event] = None
+            else:
+                alive.pop(~event)
+        return tuple(self.storages[index] for index in alive)
+
+
+def peaks_of(tape: Iterable[int], storages: list[Storage], start: int = 0) -> Peaks:
+    """Returns the peaks of a tape after its first `start` events."""
+    events = tuple(tape)
+    current: dict[Key, int] = {}
+    front: list[tuple[dict[Key, int], int]] = []
+    rising = True
+    for position, event in enumerate(events):
+        if event < 0:
+            if rising and position >= start:
+                _enter(front, current, position)
+            rising = False
+        else:
+            rising = True
+        storage = storages[event if event >= 0 else ~event]
+        key = (storage.account, storage.unit)
+        current[key] = current.get(key, 0) + (storage.size if event >= 0 else -storage.size)
+    if rising:
+        _enter(front, current, len(events))
+    sums = tuple(Sum(tuple((key, size) for key, size in found.items() if size), position) for found, position in front)
+    return Peaks(sums, events, tuple(storages))
+
+
+def _enter(front: list[tuple[dict[Key, int], int]], current: dict[Key, int], position: int) -> None:
+    """Adds a sum to those that none is above, and takes out what it is above of."""
+    for other, _ in front:
+        if all(size <= other.get(key, 0) for key, size in current.items()):
+            return
+    front[:] = [one for one in front if any(size > current.get(key, 0) for key, size in one[0].items())]
+    front.append((dict(current), position))
