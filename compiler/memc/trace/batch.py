@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memc.config import TrainingConfig
+from memc.trace.build import uses_autocast
 
 _LABEL = 5
 _TOKEN = 6
@@ -28,7 +29,7 @@ def batch_for(config: TrainingConfig, model: Any) -> Batch:
     """
     settings = model.config
     if model.main_input_name == "input_features":
-        return _speech(config, settings)
+        return _speech(config, settings, torch.float32 if uses_autocast(config) else model.dtype)
     if model.main_input_name == "pixel_values" and not hasattr(settings, "text_config"):
         return _labelled_images(config, settings)
     if settings.model_type == "clip":
@@ -60,10 +61,10 @@ def _text(config: TrainingConfig, length: int) -> dict[str, Any]:
     return batch
 
 
-def _speech(config: TrainingConfig, settings: Any) -> Batch:
+def _speech(config: TrainingConfig, settings: Any, dtype: torch.dtype) -> Batch:
     frames = 2 * settings.max_source_positions
     length = min(config.local_length, settings.max_target_positions)
-    features = torch.zeros(config.micro_batch_size, settings.num_mel_bins, frames)
+    features = torch.zeros(config.micro_batch_size, settings.num_mel_bins, frames, dtype=dtype)
     labels = torch.full((config.micro_batch_size, length), _LABEL, dtype=torch.long)
     return Batch({"input_features": features, "labels": labels}, (f"recordings have {frames} frames",))
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import transformers.utils.import_utils as transformers_imports
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from memc.trace.autocast import cuda_autocast
 from memc.trace.tape import Answer
-from memc.trace.values import run_with_values
+from memc.trace.values import run_with_values, tensor_of
 
 aten = torch.ops.aten
 _MASK_ALIGNMENT = 16
@@ -219,6 +220,8 @@ def cuda_semantics(*, like_cuda: bool = True, without_data: bool = True) -> Iter
         replacements += _fused_head_replacements()
     if without_data:
         replacements.append((transformers_imports, "is_fake_tensor", lambda tensor: False))
+        replacements.append((torch, "tensor", tensor_of))
+        replacements.append((MoeCausalLMOutputWithPast, "image_outputs", None))
     with ExitStack() as stack:
         for owner, name, value in replacements:
             stack.enter_context(_replaced(owner, name, value))

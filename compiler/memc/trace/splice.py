@@ -196,11 +196,17 @@ class _Splice:
             for event in group:
                 yield replace(event, block=self._seen_from_outside(event), region=self._moved(event.region))
             return
-        backwards = self._record.stages[kind[1]] is Stage.BACKWARD
+        order = copies[::-1] if self._record.stages[kind[1]] is Stage.BACKWARD else copies
         seen: Callable[[Event, int], int] = self._seen_from_inside if kind[0] == "inside" else self._copy_of
-        for copy in reversed(copies) if backwards else copies:
+        for copy in order:
             for event in group:
-                yield replace(event, block=seen(event, copy), region=self._moved(event.region, copy))
+                if copy == order[-1] or not self._is_shared(event):
+                    yield replace(event, block=seen(event, copy), region=self._moved(event.region, copy))
+
+    def _is_shared(self, event: Event) -> bool:
+        """Returns whether the window releases what all its copies have used: only the last one to run releases it."""
+        layer = self._layer(self._record.blocks[event.block].region)
+        return layer is None or not self._window.first - 1 <= layer <= self._end
 
     def _copy_of(self, event: Event, copy: int) -> int:
         return self._copies[copy].get(event.block, event.block) if copy else event.block

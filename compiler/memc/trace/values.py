@@ -31,9 +31,11 @@ _SHAPED_BY_VALUES = {
     aten.masked_select.default,
     aten.repeat_interleave.Tensor,
     aten._unique2.default,
+    aten.unique_consecutive.default,
 }
 _RANDOM = {aten.randint.default, aten.randint.low, aten.randperm.default, aten.bernoulli.default}
 _ATTRIBUTE = "_known_values"
+_original_tensor = torch.tensor
 
 
 def known_values(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -158,3 +160,14 @@ def count_true(mask: torch.Tensor) -> int:
         return mask.numel()
     with _disable_current_modes():
         return int(values.sum())
+
+
+def tensor_of(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Stands for `torch.tensor`, which reads scalar tensors among its data below the dispatcher."""
+    return _original_tensor(_plain(data), *args, **kwargs)
+
+
+def _plain(data: Any) -> Any:
+    if isinstance(data, torch.Tensor) and data.dim() == 0:
+        return data.item()
+    return [_plain(item) for item in data] if isinstance(data, (list, tuple)) else data
