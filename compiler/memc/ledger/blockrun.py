@@ -8,8 +8,8 @@ from typing import Any
 from memc.config import Attention, Method, TrainingConfig
 from memc.facts.records import Block, Linear, NormKind
 from memc.ledger.dtypes import Dtypes, dtypes
+from memc.ledger.library import OPERATIONS
 from memc.ledger.machine import CASTS, Gradients, Machine, Storage, Tensor
-from memc.ledger.operations import OPERATIONS
 from memc.ledger.peaks import Peaks, Shapes, Sum, peaks_of
 from memc.ledger.products import Weight, empty_cache
 from memc.ledger.program import parse_program
@@ -334,7 +334,7 @@ def saved_tensors(block: Block, mode: LayerMode) -> tuple[Saved, ...]:
 
 def shapes_of(mode: LayerMode, batch: int) -> Shapes:
     """Returns the shape variables of a mode with a batch."""
-    return Shapes({"B": batch, "T": mode.length, "r": mode.rank})
+    return Shapes({"B": batch, "T": mode.length, "T+1": mode.length + 1, "r": mode.rank})
 
 
 def saved_per_token(block: Block, mode: LayerMode) -> int:

@@ -117,6 +117,50 @@ def gather(machine: Machine, x: Tensor, places: Tensor, width: int) -> Tensor:
 
 
 @operation
+def gather_parameter(machine: Machine, weight: Weight, places: Tensor, width: int) -> Tensor:
+    """Returns the rows of a parameter, each `width` wide, that `places` names; keeps the places when it trains.
+
+    Source: derivatives.yaml index.Tensor.
+    """
+    weight_node = weight.node(machine)
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        return [machine.new("1", weight.elements, weight.item, f"{weight.name} gradient")]
+
+    node = machine.track([weight_node], [places], backward)
+    out = machine.new(places.unit, places.width * width, weight.item, f"{weight.name} rows", last=width)
+    machine.produce(node, out)
+    return out
+
+
+@operation
+def add_in_place(machine: Machine, x: Tensor, y: Tensor) -> Tensor:
+    """Returns x after ``x += y``; backward hands the same gradient to both. Source: derivatives.yaml add.Tensor."""
+    edges = [x.node is not None, y.node is not None]
+    items = [x.item, y.item]
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        return [
+            cast(machine, gradient, item) if wanted else None for wanted, item in zip(edges, items, strict=True)
+        ]
+
+    node = machine.track([x, y], [], backward)
+    out = machine.view(x)
+    machine.produce(node, out)
+    return out
+
+
+@operation
+def plain_product_with_bias(machine: Machine, weight: Weight, bias: Weight, x: Tensor, rows: int) -> Tensor:
+    """Returns x times a parameter of `rows` rows, plus another: torch.nn.functional.linear of a router."""
+    weight.bias = bias
+    bias.rows, bias.columns = bias.elements, 1
+    return plain_product(machine, weight, x, rows)
+
+
+@operation
 def grouped_product(machine: Machine, weight: Weight, x: Tensor, offsets: Tensor, inside: int, outside: int) -> Tensor:
     """Returns rows of `inside` elements times the matrices of their experts, `outside` elements each.
 
