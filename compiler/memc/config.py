@@ -189,6 +189,8 @@ class FsdpConfig:
         sharded_checkpoints: Whether checkpoints hold one file per rank rather than whole tensors gathered on rank 0.
         reduce_each_micro_batch: Whether gradients are reduced after every micro-batch, so that only shards accumulate;
             otherwise whole gradients do, and are reduced once per step.
+        mixed_units: Version 1: whether frozen and trained weights share a flat parameter (`use_orig_params`), whose
+            gradient then has an element for each of them; otherwise what trains is wrapped by itself.
         backward_prefetch: Version 1: whether the next layer is gathered while the current one runs backward (version 2
             always does).
     """
@@ -200,6 +202,7 @@ class FsdpConfig:
     efficient_loading: bool = True
     sharded_checkpoints: bool = True
     reduce_each_micro_batch: bool = True
+    mixed_units: bool = False
     backward_prefetch: bool = True
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from memc.config import LossHead, TrainingConfig
 from memc.facts.records import ModelFacts
-from memc.ledger.constants import LedgerFacts
+from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.logits import stack_loss_entries
 from memc.ledger.parts import gpu_entry
 
 _LOSS = frozenset({Moment.LOSS})
@@ -17,6 +18,8 @@ def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     """Returns what head and loss hold, in training and in evaluation."""
     if config.loss is LossHead.CHUNKED:
         return _chunked(model, config, facts)
+    if facts.stack != MEMC_STACK:
+        return stack_loss_entries(model, config, facts.stack)
     return _plain(model, config)
 
 
