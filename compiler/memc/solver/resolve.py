@@ -347,7 +347,7 @@ def _ruled_out(loaded: LoadedSpec) -> frozenset[str]:
     pin = loaded.spec.pin
     names: set[str] = set()
     if pin.precision is not None:
-        names |= {"bf16-states", "bf16-adamw-8bit"}
+        names |= {"bf16-states", "bf16-adamw-8bit", "zero-bf16-states"}
     if pin.zero_stage in (0, 1):
         names |= {"offload-optimizer", "offload-optimizer-nvme", "offload-param", "offload-param-nvme"}
     if pin.zero_stage == 2:

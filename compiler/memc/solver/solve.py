@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from memc.clock import Clock, StepTime, clock_facts
-from memc.config import Optimizer, TrainingConfig
+from memc.config import Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
@@ -152,11 +152,15 @@ def changed_numerics(config: TrainingConfig, asked: TrainingConfig) -> int:
 
 
 def _numerics(config: TrainingConfig) -> tuple[object, ...]:
-    """Returns the choices that change what training computes; where states lie is none of them."""
+    """Returns the choices that change what training computes; where states lie is none of them.
+
+    Pure bf16 counts twice: it drops the fp32 weights, and the fp32 moments with them.
+    """
     zero = config.zero
     return (
         config.method,
         config.precision,
+        config.precision is Precision.BF16_PURE,
         config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT),
         zero is not None and zero.bf16_master_weights,
         zero is not None and zero.bf16_states,
