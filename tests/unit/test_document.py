@@ -10,11 +10,11 @@ from memc.document import LOCK_SCHEMA, explain_document, ledger_document, lock_d
 from planspecs import answer_to, plan_of, spec_text
 
 SHAPE = {
-    "": "budget clock considered feasible hardware infeasible ledger memc model plan schema spec trail",
+    "": "budget clock considered feasible hardware infeasible ledger memc model plan schema spec traced trail",
     "plan": "rung settings techniques total_steps warnings",
     "ledger": "gpu host nvme",
     "ledger.gpu": (
-        "binding_phase by_account by_phase entries peak_allocated_bytes peak_reserved_bytes required_bytes "
+        "binding_phase by_account by_phase entries grade peak_allocated_bytes peak_reserved_bytes required_bytes "
         "uncertainty_bytes"
     ),
     "ledger.gpu.by_account": "activations gradients master_weights optimizer_states parameters workspace",
