@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench accuracy clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench accuracy accuracy-time clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -89,6 +89,9 @@ bench: $(FULL)  ## cold compile, a check of 200 specs, and the whole space of a 
 
 accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+accuracy-time: $(CORE)  ## the clock against published step times: make accuracy-time DATA=<yaml in the corpus' form>
+	$(BIN)/python benchmarks/accuracy_time.py $(DATA) $(ARGS)
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,7 +11,7 @@ from memc.facts import records
 from memc.ledger import constants as ledger_constants
 
 _TYPE = "type"
-_HOMES = (config, records, ledger_constants, clock_constants)
+_HOMES = {"config": config, "facts": records, "ledger": ledger_constants, "clock": clock_constants}
 
 
 def pack(value: Any) -> Any:
@@ -40,11 +40,14 @@ def unpack(document: Any) -> Any:
     name = document[_TYPE]
     if name == "dict":
         return {key: unpack(item) for key, item in document["items"]}
-    kind = next(getattr(home, name) for home in _HOMES if hasattr(home, name))
+    home, _, own = name.partition(".")
+    kind = getattr(_HOMES[home], own)
     return kind(**{key: unpack(item) for key, item in document.items() if key != _TYPE})
 
 
 def _known(kind: type) -> str:
-    if not any(getattr(home, kind.__name__, None) is kind for home in _HOMES):
-        raise TypeError(f"{kind.__name__} is no record that can be transferred")
-    return kind.__name__
+    """Returns the name of a type with that of its home: two homes may have a type of one name."""
+    for name, home in _HOMES.items():
+        if getattr(home, kind.__name__, None) is kind:
+            return f"{name}.{kind.__name__}"
+    raise TypeError(f"{kind.__name__} is no record that can be transferred")

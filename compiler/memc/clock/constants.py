@@ -150,12 +150,15 @@ def _matmul(gpu: GpuFacts, name: str, notes: list[str]) -> float:
     for precision, rate in lasting.items():
         if precision in best:
             share = min(1.0, rate / best[precision])
-    measured = best.get(name)
-    if measured is not None:
-        return lasting.get(name, share * measured)
-    other = {"bf16": "fp16", "fp16": "bf16"}.get(name, "")
-    if other in best and gpu.peak_flops_per_second.get(other) == gpu.peak_flops_per_second.get(name):
-        return lasting.get(other, share * best[other])
+    # bf16 and fp16 run on the same units: where their peaks are equal, the better measurement stands for both.
+    twin = {"bf16": "fp16", "fp16": "bf16"}.get(name, name)
+    if gpu.peak_flops_per_second.get(twin) != gpu.peak_flops_per_second.get(name):
+        twin = name
+    for precision in (name, twin):
+        if precision in lasting:
+            return lasting[precision]
+    if name in best or twin in best:
+        return share * max(best.get(name, 0.0), best.get(twin, 0.0))
     of_peak = _share("kernels.matmul_share_of_datasheet")
     notes.append(f"matmul rate of {gpu.key} is {of_peak:.0%} of the datasheet: not measured")
     return share * of_peak * _known(gpu.peak_flops_per_second.get(name), gpu, f"peak_tflops.{name}")

@@ -20,6 +20,7 @@ class MicroBatch:
         forward_bandwidth, backward_bandwidth: Work that memory bounds: between products, loss, dequantisation.
         forward_launch, backward_launch: Least time in which the host launches the kernels of the pass.
         layers: Layers of all stacks.
+        input_bytes: Inputs of all layers, which activation offload moves to the host.
         passed_bytes: Keys and values that ranks which share a sequence pass on in one forward; 0 when none do.
     """
 
@@ -30,6 +31,7 @@ class MicroBatch:
     forward_launch: float
     backward_launch: float
     layers: int
+    input_bytes: float = 0.0
     passed_bytes: float = 0.0
 
     @property
@@ -96,6 +98,8 @@ def micro_batch(model: ModelFacts, compute: Compute, facts: ClockFacts) -> Micro
         forward_launch=total.forward_kernels * launch / share + gathering / 3,
         backward_launch=total.backward_kernels * launch / share + 2 * gathering / 3,
         layers=layers,
+        input_bytes=sum(stack.num_layers * stack.hidden_size for stack in model.stacks)
+        * float(compute.tokens * compute.stream_bytes),
         passed_bytes=_passed_bytes(model, compute),
     )
 

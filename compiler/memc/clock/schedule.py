@@ -101,7 +101,7 @@ def _communication(work: MicroBatch, layout: Layout, elements: Elements, facts: 
     gathered = 0.0
     if layout.gathers_in_forward:
         gathered = pass_seconds(elements.gathered_bytes(layout), layers, shard, facts)
-    again = gathered if layout.sharding is Sharding.WEIGHTS else 0.0
+    again = _gathered_again(gathered, layout, elements, work, facts)
     forward, backward = work.forward_seconds, work.backward_seconds
     there = waited_for(gathered, gathered / layers, forward, occupied)
     last = waited_for(again + reduced, (again + reduced) / layers, backward, occupied)
@@ -111,6 +111,17 @@ def _communication(work: MicroBatch, layout: Layout, elements: Elements, facts: 
         updated = elements.trainable * 2.0
         waited += pass_seconds(updated, max(1.0, updated / _GATHER_BYTES), shard, facts)
     return waited
+
+
+def _gathered_again(gathered: float, layout: Layout, elements: Elements, work: MicroBatch, facts: ClockFacts) -> float:
+    """Returns seconds of gathering weights for backward: as in forward, or from a copy that fewer ranks share."""
+    if layout.sharding is not Sharding.WEIGHTS:
+        return 0.0
+    ranks = layout.regather_ranks
+    if not ranks:
+        return gathered
+    near = Ring(ranks, ceil_div(ranks, layout.gpus_per_node), layout.gpus_per_node)
+    return pass_seconds(elements.gathered_bytes(layout), max(1, work.layers), near, facts)
 
 
 def _passed(work: MicroBatch, layout: Layout, facts: ClockFacts) -> float:
@@ -151,6 +162,12 @@ def _offload(work: MicroBatch, layout: Layout, elements: Elements, facts: ClockF
     ranks = layout.shard_ranks if layout.sharding is not Sharding.NONE else 1
     waited = host = 0.0
     layers = max(1, work.layers)
+    if layout.paged_bytes:
+        waited += 2 * layout.paged_bytes * elements.trainable / ranks / pcie
+    if layout.offload_activations:
+        once = work.input_bytes / pcie
+        waited += passes * waited_for(once, once / layers, work.forward_seconds, 0.0)
+        waited += passes * waited_for(once, once / layers, work.backward_seconds, 0.0)
     if layout.offload_optimizer is not Offload.NONE:
         own = elements.trainable / ranks
         down = layout.gradient_bytes * own / pcie

@@ -111,6 +111,8 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
     launched = kernels + layout + len(block.linears)
     if compute.rank:
         launched += sum(_ADAPTER_KERNELS for linear in block.linears if linear.name in compute.adapted)
+    if compute.quantized:
+        launched += sum(_DEQUANTIZING_KERNELS for linear in block.linears if linear.quantized)
     if block.mlp.experts:
         launched += block.mlp.experts * _EXPERT_KERNELS if eager else _EXPERT_KERNELS
     # Backward: a product has two products behind it, an operation with two inputs two gradients.
@@ -118,6 +120,7 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
 
 
 _ADAPTER_KERNELS = 6  # cast, dropout, two products, scale, add
+_DEQUANTIZING_KERNELS = 4  # statistics unpacked, their offset added, a buffer made, the weight written
 _EXPERT_KERNELS = 8  # select, gather, two products, activation, gate, scale, scatter
 
 
@@ -169,7 +172,8 @@ def _casts(block: Block, hidden_size: int, size: int, compute: Compute) -> tuple
         for linear in block.linears:
             if linear.name not in compute.adapted:
                 continue
-            cast = size + compute.adapter_bytes if compute.adapter_bytes > size else 0
+            # the input is cast to the adapter's type, and autocast casts it back for the product
+            cast = 2 * (size + compute.adapter_bytes) if compute.adapter_bytes > size else 0
             drop = 2 * compute.adapter_bytes if compute.dropout else 0
             out = size * (5 if eager else 2)  # scaled: 2, added: 3
             forward += linear.in_features * (cast + drop + size) + linear.out_features * (out + size)

@@ -136,7 +136,8 @@ class Layout:
         offload_optimizer, offload_weights: Where states and weights wait.
         offload_activations: Whether layer inputs wait in host memory.
         torch_host_adam: Whether the optimizer on the host is torch's own rather than DeepSpeed's.
-        paged: Whether optimizer states may be moved between GPU and host by page faults.
+        paged_bytes: Bytes of optimizer states per trainable element that every step moves to the GPU and back.
+        regather_ranks: Ranks that gather weights for backward; fewer than `shard_ranks` where a second copy is kept.
         context_parallel: Ranks that share a sequence.
     """
 
@@ -157,7 +158,8 @@ class Layout:
     offload_weights: Offload = Offload.NONE
     offload_activations: bool = False
     torch_host_adam: bool = False
-    paged: bool = False
+    paged_bytes: float = 0.0
+    regather_ranks: int = 0
     context_parallel: int = 1
 
 
@@ -210,20 +212,24 @@ def layout_of(config: TrainingConfig) -> Layout:
         gradient_bytes=types.gradient,
         reduce_every_pass=sharding in (Sharding.GRADIENTS, Sharding.WEIGHTS),
         adam=kind,
-        adam_bytes=adam_bytes(
-            kind,
-            weight=types.adapter if config.lora is not None else types.weight,
-            gradient=types.gradient,
-            state=types.state,
-            master=4 if types.masters else 0,
-        ),
+        adam_bytes=_adam_bytes(config, kind),
         offload_optimizer=config.offload_optimizer,
         offload_weights=config.offload_param,
         offload_activations=config.checkpoint_offload,
         torch_host_adam=config.fsdp is not None,
-        paged=config.optimizer in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW),
+        paged_bytes=_PAGED_BYTES.get(config.optimizer, 0.0),
+        regather_ranks=config.zero.hpz_partition if config.zero is not None and config.zero.hpz_partition > 1 else 0,
         context_parallel=config.context_parallel,
     )
+
+
+def _adam_bytes(config: TrainingConfig, kind: AdamKind) -> float:
+    """Returns bytes per trainable element that the optimizer step of a configuration moves on the GPU."""
+    types, zero = dtypes(config), config.zero
+    master, state = 4 if types.masters else 0, types.state
+    if zero is not None and zero.bf16_master_weights:
+        master, state = 2, 2 if zero.bf16_states else state
+    return adam_bytes(kind, weight=types.stored, gradient=types.gradient, state=state, master=master)
 
 
 _ADAM = {
@@ -231,6 +237,8 @@ _ADAM = {
     Optimizer.PAGED_ADAMW: AdamKind.FUSED,
     Optimizer.ADAMW_FOREACH: AdamKind.FOREACH,
 }
+# Two moments of each element, in 8 or in 32 bits.
+_PAGED_BYTES = {Optimizer.PAGED_ADAMW_8BIT: 2.0, Optimizer.PAGED_ADAMW: 8.0}
 # Half a byte per element, and the fp32 constant of each block of 64.
 _QUANTIZED_BYTES = 0.5 + 4 / 64
 

@@ -1,0 +1,1 @@
+"""Published step times as workloads of the clock."""
