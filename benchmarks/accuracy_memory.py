@@ -52,7 +52,9 @@ def main() -> None:
 
 
 def _errors(name: str, errors: Errors) -> str:
-    return f"{name}: {errors.count} compared, median {errors.median:.1%}, p90 {errors.p90:.1%}, worst {errors.worst:.1%}"
+    return (
+        f"{name}: {errors.count} compared, median {errors.median:.1%}, p90 {errors.p90:.1%}, worst {errors.worst:.1%}"
+    )
 
 
 def _print_skipped(outcomes: list[Outcome]) -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from memc.errors import MemcError
 from memc.ledger import Estimator, Ledger, ledger_facts
 from memc.ledger.constants import LedgerFacts
+from memc.ledger.parts import TRAINING
+
 from published.pinning import Pinned, pin
 from published.readings import Metric, read_metric
 from published.records import Record, Skip
@@ -103,7 +105,7 @@ class Judge:
         if capacity is None:
             raise Skip("the card's size is not known")
         return Outcome(
-            record=record, priced_bytes=ledger.gpu.required_bytes, capacity_bytes=capacity, ledger=ledger, pinned=pinned
+            record=record, priced_bytes=counted(ledger, Metric.DEVICE), capacity_bytes=capacity, ledger=ledger, pinned=pinned
         )
 
     def price(self, pinned: Pinned) -> Ledger:
@@ -116,15 +118,19 @@ class Judge:
 
 
 def counted(ledger: Ledger, metric: Metric) -> int:
-    """Returns the bytes of a bill that a metric counts."""
+    """Returns the bytes that a metric counts of the training step.
+
+    Loading is left out: every program loads in its own way, and most counters are reset after it.
+    """
     gpu = ledger.gpu
+    allocated = max(gpu.by_moment[moment] for moment in TRAINING)
     if metric is Metric.ALLOCATED:
-        return gpu.peak_allocated_bytes
-    return gpu.peak_reserved_bytes if metric is Metric.RESERVED else gpu.required_bytes
+        return allocated
+    reserved = allocated + gpu.reserved_above_allocated_bytes
+    return reserved if metric is Metric.RESERVED else reserved + gpu.outside_allocator_bytes
 
 
 def judge_all(records: Iterable[Record]) -> list[Outcome]:
     """Returns the comparison of every record, in order."""
     judge = Judge()
     return [judge.judge(record) for record in records]
-

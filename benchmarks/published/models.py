@@ -11,11 +11,13 @@ from typing import Any
 from memc.errors import MemcError
 from memc.facts import ModelFacts, load_model
 from memc.facts.models import model_from_config, model_rows
+
 from published.records import Record, Skip, read_yaml
 
 _HERE = Path(__file__).parent
 _REPACKAGED = re.compile(
-    r"[-_.](gptq|awq|bnb-4bit|unsloth-bnb-4bit|4bit|int4|nf4|gguf|fp8|hf-gptq|instruct|chat|it)(?=$|[-_.])", re.IGNORECASE
+    r"[-_.](gptq|awq|bnb-4bit|unsloth-bnb-4bit|4bit|int4|nf4|gguf|fp8|hf-gptq|instruct|chat|it)(?=$|[-_.])",
+    re.IGNORECASE,
 )
 _DIMENSIONS = {
     "layers": "num_hidden_layers",

@@ -22,6 +22,8 @@ from memc.config import (
 )
 from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact, load_gpu
+
+from published.kernels import as_litgpt, with_kernels
 from published.models import read_model
 from published.readings import (
     Sharding,
@@ -57,8 +59,8 @@ def pin(record: Record) -> Pinned:
         Skip: When a choice that decides memory is unknown, or one that memc does not know.
     """
     method = read_method(record)
-    model = read_model(record)
     software = read_software(record)
+    model = _modelled(read_model(record), software)
     sharding = read_sharding(record)
     optimizer_offload, param_offload = read_offload(record)
     precision, base = read_precision(record, method)
@@ -91,13 +93,26 @@ def pin(record: Record) -> Pinned:
         expandable_segments=False,
         gradient_as_bucket_view=False,
         double_quantization=double,
-        fsdp=_fsdp(sharding, param_offload),
+        fsdp=_fsdp(sharding, param_offload, software),
         base_precision=base,
         quantization=quantization,
         upcast_unquantized=_upcasts(record, method, sharding),
         reentrant_checkpointing=checkpoint_every > 0 and _reentrant(record, software),
     )
     return Pinned(model=model, gpu=read_gpu(record), config=config, software=software)
+
+
+def _modelled(model: ModelFacts, software: Software) -> ModelFacts:
+    """Returns the model as the program of a record builds and runs it.
+
+    Raises:
+        Skip: When the layers of its family are not described as a program.
+    """
+    if software.modelling == "litgpt":
+        return as_litgpt(model)
+    if False and not all(group.block.forward for group in model.groups):
+        raise Skip(f"the layers of family {model.model_type} are not described as a program")
+    return with_kernels(model, software.stack)
 
 
 def read_gpu(record: Record) -> GpuFacts:
@@ -211,10 +226,16 @@ def _fact(key: str) -> int:
     return int(load_fact(key).value)
 
 
-def _fsdp(sharding: Sharding, offload: Offload) -> FsdpConfig | None:
+def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfig | None:
     if sharding.engine is not Engine.FSDP:
         return None
-    return FsdpConfig(version=sharding.fsdp, offload=offload, backward_prefetch=sharding.prefetch)
+    return FsdpConfig(
+        version=sharding.fsdp,
+        offload=offload,
+        mixed_units=software.mixed_units,
+        reduce_each_micro_batch=software.reduces_each_micro_batch,
+        backward_prefetch=sharding.prefetch,
+    )
 
 
 def _upcasts(record: Record, method: Method, sharding: Sharding) -> bool:

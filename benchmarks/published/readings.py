@@ -16,6 +16,7 @@ from memc.config import (
     Precision,
     Quantization,
 )
+
 from published.records import Record, Skip, decimal_number, whole_number
 
 
@@ -82,7 +83,9 @@ def read_method(record: Record) -> Method:
     if head.startswith("qlora"):
         return Method.QLORA
     if head.startswith("lora"):
-        return Method.QLORA if re.search(r"\b(nf4|4bit|4-bit|gptq|int4)\b", record.text("weight_dtype")) else Method.LORA
+        return (
+            Method.QLORA if re.search(r"\b(nf4|4bit|4-bit|gptq|int4)\b", record.text("weight_dtype")) else Method.LORA
+        )
     if head.startswith("full"):
         return Method.FULL
     raise Skip("the training method is not said" if not text else f"training method {text}")
@@ -116,9 +119,7 @@ def read_precision(record: Record, method: Method) -> tuple[Precision, BasePreci
     if re.search(r"32-true|\bfp32\)|none \(fp32", mixed) or mixed == "fp32":
         return Precision.FP32, BasePrecision.SCRIPT
     half = Precision.FP16 if re.search(r"fp16", mixed) and "bf16" not in mixed else Precision.BF16
-    if re.search(r"pure|true|flags unset|lora params bf16|train.py precision bf16", mixed):
-        if re.search(r"pure fp16|16-true", mixed) and "bf16" not in mixed:
-            return Precision.BF16_PURE, BasePrecision.HALF
+    if re.search(r"\bpure\b|16-true|flags unset|lora params bf16|train.py precision bf16", mixed):
         return Precision.BF16_PURE, BasePrecision.HALF
     if "bf16" in mixed or "fp16" in mixed or "amp" in mixed:
         if method is Method.FULL and re.match(r"bf16|fp16|bfloat16|float16", weights):
@@ -139,7 +140,9 @@ _OPTIMIZERS: tuple[tuple[str, Optimizer], ...] = (
     (r"fused", Optimizer.ADAMW),
     (r"adam", Optimizer.ADAMW_FOREACH),
 )
-_OTHER_OPTIMIZER = re.compile(r"galore|badam|mezo|sgd|adafactor|lion|sophia|muon|shampoo|4-bit|4bit|fp8|disabled|offload \d")
+_OTHER_OPTIMIZER = re.compile(
+    r"galore|badam|mezo|sgd|adafactor|lion|sophia|muon|shampoo|4-bit|4bit|fp8|disabled|offload \d"
+)
 
 
 def read_optimizer(record: Record) -> Optimizer:
@@ -211,8 +214,12 @@ def read_sharding(record: Record) -> Sharding:
         raise Skip("tensor parallelism")
     if "megatron" in text or "megatron" in record.text("framework"):
         raise Skip("Megatron-LM's own model, optimizer and buffers")
-    if re.search(r"gemini|low_level_zero|colossal|device_map|transformer kernel", text) or "colossal" in record.text("framework"):
-        raise Skip("ColossalAI's or another engine's own sharding" if "device_map" not in text else "layers split over cards")
+    if re.search(r"gemini|low_level_zero|colossal|device_map|transformer kernel", text) or "colossal" in record.text(
+        "framework"
+    ):
+        raise Skip(
+            "ColossalAI's or another engine's own sharding" if "device_map" not in text else "layers split over cards"
+        )
     if "fsdp" in text or "fully_shard" in text:
         return _read_fsdp(text, ranks)
     if found := re.search(r"zero[-_ ]?([123])", text):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from memc.units import GB, GIB
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

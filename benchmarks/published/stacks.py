@@ -11,6 +11,7 @@ from typing import Any
 
 from memc.facts import load_fact
 from memc.ledger.constants import CrossEntropy, Stack
+
 from published.records import Record, Skip, read_yaml
 
 _HERE = Path(__file__).parent
@@ -26,6 +27,9 @@ class Software:
         stack: Behaviour that the ledger asks for.
         adapters: ``fp32`` or ``base``, the adapters' data type; None when the record must tell.
         double_quantization: Whether a 4-bit base's constants are quantised; None when the record must tell.
+        modelling: ``litgpt`` where the program builds models itself; empty for transformers' models.
+        mixed_units: Whether FSDP's flat parameters mix frozen and trained weights.
+        reduces_each_micro_batch: Whether gradients are reduced after each micro-batch.
     """
 
     name: str
@@ -33,6 +37,9 @@ class Software:
     stack: Stack
     adapters: str | None
     double_quantization: bool | None
+    modelling: str = ""
+    mixed_units: bool = False
+    reduces_each_micro_batch: bool = True
 
 
 def read_software(record: Record) -> Software:
@@ -50,6 +57,9 @@ def read_software(record: Record) -> Software:
         stack=_stack(record, entry, version),
         adapters=entry.get("adapters"),
         double_quantization=entry.get("double_quantization"),
+        modelling=str(entry.get("modelling", "")),
+        mixed_units=bool(entry.get("mixed_units", False)),
+        reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )
 
 
@@ -68,7 +78,7 @@ def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | 
         cross = CrossEntropy.IN_PLACE
     return Stack(
         cross_entropy=cross,
-        logits_upcast=cross is not CrossEntropy.CHUNKS,
+        logits_upcast=bool(entry.get("logits_upcast", True)),
         logits_kept=bool(entry.get("logits_kept", not _before(version, "transformers.logits_kept_since"))),
         shifted_copy=not entry.get("logits_kept", False) and _before(version, "transformers.labels_padded_since"),
         fused_norm=bool(entry.get("fused_norm", fused)),

@@ -188,7 +188,7 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     whole = accumulates and not fsdp.reduce_each_micro_batch
     across = fsdp.hybrid and config.nodes > 1 and stored != size
     gradient, work = Account.GRADIENTS, Account.WORKSPACE
-    trainable = size * counts.trainable
+    trainable = size * gradient_elements(config, counts)
     rows = (
         ("layer-gradients", gradient, parts.layer_gradient, _FIRST | _LAST, "of the layer that runs"),
         ("reduction-of-head", work, parts.tail if full else 0, _FIRST, "of final norm and head"),
@@ -214,11 +214,25 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     return entries
 
 
+def gradient_elements(config: TrainingConfig, counts: ParamCounts) -> int:
+    """Returns the elements of all gradients: a flat parameter that mixes frozen and trained weights has one for each.
+
+    Source: torch distributed/fsdp/_flat_param.py: the gradient of an unsharded flat parameter, of which frozen weights
+        are views like the others.
+    """
+    assert config.fsdp is not None
+    return counts.total + counts.adapters if _mixes(config) else counts.trainable
+
+
+def _mixes(config: TrainingConfig) -> bool:
+    return config.lora is not None and config.fsdp is not None and config.fsdp.version == 1 and config.fsdp.mixed_units
+
+
 def _gradient_shards(config: TrainingConfig, counts: ParamCounts, *, kept: bool) -> list[Entry]:
     """Returns this rank's reduced gradients, as backward leaves them; `kept` when micro-batches add up in them."""
     stored, ranks = stored_bytes(config), config.shard_ranks
     stays = TRAINING if kept else frozenset({Moment.STEP})
-    middle = counts.trainable - counts.head - counts.embedding
+    middle = gradient_elements(config, counts) - counts.head - counts.embedding
     rows = (
         ("gradient-shards-head", counts.head, BACKWARD, "from the first layer of backward on"),
         ("gradient-shards-layers", middle, _LAST | _EMBEDDING, "complete at the last layer of backward"),

@@ -62,11 +62,12 @@ def units(model: ModelFacts, config: TrainingConfig) -> Units:
     outside = model.total_params - sum(group.block.params * group.count for group in model.groups)
     tail = model.final_norm.params + (model.embedding_params if model.tied else model.head_params)
     embedding = 0 if model.tied else model.embedding_params
+    mixed = config.fsdp is not None and config.fsdp.version == 1 and config.fsdp.mixed_units
     if config.fsdp is not None and config.fsdp.version == 1:
         tail = embedding = 0
     return Units(
         layer=layer,
-        layer_gradient=layer if full else size * adapter_params(largest.block, config),
+        layer_gradient=layer if full or mixed else size * adapter_params(largest.block, config),
         layers=sum(gathered * group.count for gathered, group in sizes),
         embedding=size * embedding,
         tail=size * tail,

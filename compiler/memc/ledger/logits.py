@@ -131,38 +131,37 @@ def _linear(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
 
 
 def _chunks(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
-    """Returns a head computed in chunks whose logits all stay: the loss of each works in the logits' own type.
+    """Returns a head computed in chunks whose logits all stay, turned to fp32 when they leave the model.
 
     Source: LitGPT utils.chunked_cross_entropy: log-softmax of every chunk is kept beside its logits; backward adds the
-        gradient of one chunk and its log-softmax's.
+        gradients of one chunk. Lightning Fabric's half precision plugin converts what forward returns to fp32.
     """
-    types, tokens, vocab = dtypes(config), config.micro_batch_tokens, model.vocab_size
+    tokens, vocab, stream = config.micro_batch_tokens, model.vocab_size, dtypes(config).stream
     chunk = min(tokens, _LITGPT_CHUNK_TOKENS * config.micro_batch_size)
-    hidden = types.stream * model.hidden_size * tokens
-    source = "LitGPT utils.py chunked_cross_entropy"
+    source = "LitGPT utils.py chunked_cross_entropy, lightning fabric plugins/precision/half.py convert_output"
     return [
         gpu_entry(
             "logits",
             Account.ACTIVATIONS,
-            2 * types.compute * tokens * vocab,
+            8 * tokens * vocab,
             _LOSS,
-            f"({types.compute} B logits + {types.compute} B log-softmax) x {tokens} tokens x {vocab} vocabulary",
+            f"(4 B logits + 4 B log-softmax) x {tokens} tokens x {vocab} vocabulary",
             source,
         ),
         gpu_entry(
             "loss-chunk",
             Account.WORKSPACE,
-            2 * types.compute * chunk * vocab,
+            8 * chunk * vocab,
             _LOSS,
-            f"2 gradients x {types.compute} B x {chunk} tokens x {vocab} vocabulary",
+            f"2 gradients x 4 B x {chunk} tokens x {vocab} vocabulary",
             source,
         ),
         gpu_entry(
             "head-input",
             Account.ACTIVATIONS,
-            hidden,
+            stream * model.hidden_size * tokens,
             _LOSS,
-            f"{types.stream} B x hidden {model.hidden_size} x {tokens} tokens that the head reads",
+            f"{stream} B x hidden {model.hidden_size} x {tokens} tokens that the head reads",
             source,
         ),
     ]
