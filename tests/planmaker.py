@@ -9,6 +9,7 @@ from memc.clock.steptime import StepTime
 from memc.config import (
     Attention,
     Engine,
+    FsdpConfig,
     LoraConfig,
     LossHead,
     Method,
@@ -91,6 +92,7 @@ def make_config(
         lora=None if method is Method.FULL else make_lora(),
         zero=zero,
         eval_batch_size=1,
+        fsdp=FsdpConfig() if engine is Engine.FSDP else None,
     )
     return replace(config, **changes)
 

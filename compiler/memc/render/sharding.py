@@ -57,5 +57,8 @@ def loads_on_one_rank(config: TrainingConfig) -> bool:
 
 
 def checkpoints_in_plugin(config: TrainingConfig) -> bool:
-    """Returns whether FSDP's plugin, not the model, checkpoints activations: it knows every layer or none."""
-    return config.fsdp is not None and config.checkpoint_every == 1
+    """Returns whether FSDP's plugin, not the model, checkpoints activations.
+
+    It knows every layer or none, and it renames the modules that it wraps: PEFT would find no adapter to save in them.
+    """
+    return config.fsdp is not None and config.checkpoint_every == 1 and config.lora is None
