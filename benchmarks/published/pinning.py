@@ -233,6 +233,7 @@ def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfi
         version=sharding.fsdp,
         offload=offload,
         mixed_units=software.mixed_units,
+        reduce_fp32=software.reduce_fp32,
         reduce_each_micro_batch=software.reduces_each_micro_batch,
         backward_prefetch=sharding.prefetch,
     )

@@ -30,6 +30,7 @@ class Software:
         modelling: ``litgpt`` where the program builds models itself; empty for transformers' models.
         mixed_units: Whether FSDP's flat parameters mix frozen and trained weights.
         reduces_each_micro_batch: Whether gradients are reduced after each micro-batch.
+        reduce_fp32: Whether they are reduced in fp32.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Software:
     modelling: str = ""
     mixed_units: bool = False
     reduces_each_micro_batch: bool = True
+    reduce_fp32: bool = False
 
 
 def read_software(record: Record) -> Software:
@@ -59,6 +61,7 @@ def read_software(record: Record) -> Software:
         double_quantization=entry.get("double_quantization"),
         modelling=str(entry.get("modelling", "")),
         mixed_units=bool(entry.get("mixed_units", False)),
+        reduce_fp32=bool(entry.get("reduce_fp32", False)),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )
 
@@ -80,6 +83,7 @@ def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | 
         cross_entropy=cross,
         logits_upcast=bool(entry.get("logits_upcast", True)),
         logits_kept=bool(entry.get("logits_kept", not _before(version, "transformers.logits_kept_since"))),
+        logits_stay=bool(entry.get("logits_stay", False)),
         shifted_copy=not entry.get("logits_kept", False) and _before(version, "transformers.labels_padded_since"),
         fused_norm=bool(entry.get("fused_norm", fused)),
         fused_rotary=bool(entry.get("fused_rotary", fused)),
@@ -104,8 +108,11 @@ def _version(text: str) -> tuple[int, ...] | None:
 
 
 def _entry(record: Record) -> Mapping[str, Any]:
-    """Returns the first entry of stacks.yaml whose patterns all match; empty when none does."""
+    """Returns the first entry of stacks.yaml whose patterns all match and whose date is not over; else empty."""
+    date = record.text("date")
     for entry in _document()["stacks"]:
+        if date and str(entry.get("until", date)) < date:
+            continue
         if all(re.search(pattern, record.text(field), re.IGNORECASE) for field, pattern in entry["matches"].items()):
             found: Mapping[str, Any] = entry
             return found

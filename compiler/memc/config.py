@@ -189,6 +189,7 @@ class FsdpConfig:
         sharded_checkpoints: Whether checkpoints hold one file per rank rather than whole tensors gathered on rank 0.
         reduce_each_micro_batch: Whether gradients are reduced after every micro-batch, so that only shards accumulate;
             otherwise whole gradients do, and are reduced once per step.
+        reduce_fp32: Whether gradients are reduced in fp32 (`reduce_dtype`) rather than in the type of the products.
         mixed_units: Version 1: whether frozen and trained weights share a flat parameter (`use_orig_params`), whose
             gradient then has an element for each of them; otherwise what trains is wrapped by itself.
         backward_prefetch: Version 1: whether the next layer is gathered while the current one runs backward (version 2
@@ -202,6 +203,7 @@ class FsdpConfig:
     efficient_loading: bool = True
     sharded_checkpoints: bool = True
     reduce_each_micro_batch: bool = True
+    reduce_fp32: bool = False
     mixed_units: bool = False
     backward_prefetch: bool = True
 

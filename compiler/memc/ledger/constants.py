@@ -33,6 +33,7 @@ class Stack:
         cross_entropy: How the loss is computed.
         logits_upcast: Whether the loss works on an fp32 copy of 16-bit logits.
         logits_kept: Whether the 16-bit logits live beside that copy until the forward ends.
+        logits_stay: Whether the program holds what the loss read while backward runs.
         shifted_copy: Whether the logits are copied once more without the last position of each sample.
         fused_norm: Whether norms run as one kernel that keeps its input only.
         fused_rotary: Whether rotary embedding is applied in place.
@@ -42,6 +43,7 @@ class Stack:
     cross_entropy: CrossEntropy = CrossEntropy.TORCH
     logits_upcast: bool = True
     logits_kept: bool = True
+    logits_stay: bool = False
     shifted_copy: bool = False
     fused_norm: bool = False
     fused_rotary: bool = False

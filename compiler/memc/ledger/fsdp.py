@@ -12,7 +12,7 @@ from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.fsdp_units import Units, stored_bytes, units
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
-from memc.ledger.states import ParamCounts, nf4_bytes
+from memc.ledger.states import ParamCounts, quantized_bytes
 from memc.units import ceil_div
 
 _ACCELERATE = "accelerate utils/fsdp_utils.py fsdp2_prepare_model"
@@ -74,7 +74,7 @@ def _base_shards(
         text = f"{size} B x {counts.total} elements / {ranks} ranks"
         return [gpu_entry(name, Account.PARAMETERS, 0 if moves else size * share, ALWAYS, text, _ACCELERATE)]
     codes = ceil_div(counts.quantized, 2)
-    constants = nf4_bytes(counts.quantized, config.double_quantization, facts) - codes
+    constants = quantized_bytes(config, counts, facts)[0] - codes
     rest = counts.total - counts.quantized
     after = ALWAYS - {Moment.LOAD}
     source = "bitsandbytes nn/modules.py Params4bit; " + _ACCELERATE
@@ -82,7 +82,7 @@ def _base_shards(
         gpu_entry(
             "base-weight-shards-4bit",
             Account.PARAMETERS,
-            ceil_div(codes, ranks),
+            0 if moves else ceil_div(codes, ranks),
             after,
             f"{codes} B of 4-bit codes / {ranks} ranks",
             source,
@@ -98,7 +98,7 @@ def _base_shards(
         gpu_entry(
             "base-weight-shards-unquantized",
             Account.PARAMETERS,
-            types.weight * ceil_div(rest, ranks),
+            0 if moves else types.weight * ceil_div(rest, ranks),
             after,
             f"{types.weight} B x {rest} elements of embedding, head, norms, biases / {ranks} ranks",
             _ACCELERATE,
@@ -189,10 +189,18 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     across = fsdp.hybrid and config.nodes > 1 and stored != size
     gradient, work = Account.GRADIENTS, Account.WORKSPACE
     trainable = size * gradient_elements(config, counts)
+    wider = 4 // size if fsdp.reduce_fp32 else 1
     rows = (
         ("layer-gradients", gradient, parts.layer_gradient, _FIRST | _LAST, "of the layer that runs"),
-        ("reduction-of-head", work, parts.tail if full else 0, _FIRST, "of final norm and head"),
-        ("reduction-of-layer", work, parts.layer_gradient, _LAST | _EMBEDDING, "of the layer before"),
+        ("reduction-of-head", work, wider * parts.tail if full else 0, _FIRST, "of final norm and head"),
+        ("reduction-of-layer", work, wider * parts.layer_gradient, _LAST | _EMBEDDING, "of the layer before"),
+        (
+            "reduction-of-embedding",
+            work,
+            wider * parts.embedding if full and fsdp.reduce_fp32 else 0,
+            _EMBEDDING,
+            "of the embedding, in fp32",
+        ),
         ("embedding-gradient", gradient, parts.embedding if full else 0, _EMBEDDING, "of the embedding"),
         ("root-gradients", gradient, parts.root if full and fsdp.version == 1 else 0, BACKWARD, "outside the layers"),
         (
@@ -210,7 +218,7 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
         for name, account, bytes_, moments, text in rows
     ]
     if fsdp.offload is Offload.NONE:
-        entries += _gradient_shards(config, counts, kept=accumulates and not whole)
+        entries += _gradient_shards(config, counts, kept=accumulates and not whole, reduced=not whole)
     return entries
 
 
@@ -228,8 +236,15 @@ def _mixes(config: TrainingConfig) -> bool:
     return config.lora is not None and config.fsdp is not None and config.fsdp.version == 1 and config.fsdp.mixed_units
 
 
-def _gradient_shards(config: TrainingConfig, counts: ParamCounts, *, kept: bool) -> list[Entry]:
-    """Returns this rank's reduced gradients, as backward leaves them; `kept` when micro-batches add up in them."""
+def _gradient_shards(config: TrainingConfig, counts: ParamCounts, *, kept: bool, reduced: bool) -> list[Entry]:
+    """Returns this rank's reduced gradients, as backward leaves them.
+
+    Args:
+        config: The configuration.
+        counts: Its elements.
+        kept: Whether micro-batches add up in them.
+        reduced: Whether every micro-batch leaves them; otherwise only the last, as it frees the whole gradients.
+    """
     stored, ranks = stored_bytes(config), config.shard_ranks
     stays = TRAINING if kept else frozenset({Moment.STEP})
     middle = gradient_elements(config, counts) - counts.head - counts.embedding
@@ -243,7 +258,7 @@ def _gradient_shards(config: TrainingConfig, counts: ParamCounts, *, kept: bool)
             name,
             Account.GRADIENTS,
             stored * ceil_div(elements, ranks),
-            stays | moments,
+            stays | (moments if reduced else frozenset()),
             f"{stored} B x {elements} elements / {ranks} ranks, {when}"
             + (", kept while micro-batches accumulate" if kept else ""),
             _REDUCE,

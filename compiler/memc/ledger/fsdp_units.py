@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import AdapterPrecision, Method, Precision, TrainingConfig
-from memc.facts.records import Block, ModelFacts
+from memc.config import AdapterPrecision, Method, Precision, Quantization, TrainingConfig
+from memc.facts.records import Block, Component, ModelFacts
 from memc.ledger.dtypes import dtypes
 from memc.units import ceil_div
 
@@ -47,6 +47,8 @@ def adapter_params(block: Block, config: TrainingConfig) -> int:
 def _layer_bytes(block: Block, config: TrainingConfig, size: int) -> int:
     """Returns the bytes of one gathered layer: of a 4-bit base the codes, everything else in the compute type."""
     linears = sum(linear.weight_params for linear in block.linears)
+    if config.quantization is Quantization.GPTQ:
+        linears += sum(tensor.params for tensor in block.tensors if tensor.component is Component.EXPERTS)
     codes = ceil_div(linears, 2) if config.method is Method.QLORA else size * linears
     return codes + size * (block.params - linears + adapter_params(block, config))
 

@@ -77,14 +77,15 @@ def _forward_text(types: Dtypes, stack: Stack) -> str:
 def _backward_logit_bytes(types: Dtypes, stack: Stack) -> int:
     wide = 4 if stack.logits_upcast else types.compute
     if stack.cross_entropy is CrossEntropy.TORCH:
-        return 3 * wide
+        return (3 + stack.logits_stay) * wide
     return 2 * wide if stack.shifted_copy else wide + (types.compute if types.compute != wide else 0)
 
 
 def _backward_text(types: Dtypes, stack: Stack) -> str:
     wide = 4 if stack.logits_upcast else types.compute
     if stack.cross_entropy is CrossEntropy.TORCH:
-        return f"{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"
+        first = f"{wide} B logits + " if stack.logits_stay else ""
+        return f"{first}{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"
     if stack.shifted_copy:
         return f"{wide} B gradient in place of the shifted copy + {wide} B gradient of the logits"
     return f"{wide} B gradient in place of the logits" + (f" + {types.compute} B cast" if types.compute != wide else "")
