@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench accuracy accuracy-time clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench reports accuracy accuracy-time clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -86,6 +86,9 @@ bench: $(FULL)  ## cold compile, a check of 200 specs, and the whole space of a 
 	$(BIN)/python benchmarks/startup.py $(DEMO)/spec.yaml
 	$(BIN)/python benchmarks/check.py
 	$(BIN)/python benchmarks/solve.py
+
+reports: $(CORE)  ## reports of failed runs against memc's answers; DATA=<yaml in that form> for others
+	$(BIN)/python benchmarks/reports.py $(DATA)
 
 accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)

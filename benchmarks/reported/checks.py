@@ -10,6 +10,8 @@ from enum import StrEnum
 from typing import Any
 
 import yaml
+from memc import driver
+from memc.advise import Desk, Quantity, solve_for
 from memc.config import Engine, LossHead
 from memc.ledger.entries import Account, Phase
 from memc.plan import Infeasible, Plan
@@ -182,6 +184,8 @@ def _refuse(check: Mapping[str, Any], answers: Answers) -> Outcome:
     assert asked is not None
     if "mentions" not in check:
         return _waits(f"the condition {check.get('when')!r} is no spec")
+    if asked.plan is not None and (answers.report.get("spec") or {}).get("libs"):
+        return _waits("versions of libraries have no place in a spec: memc names its own")
     if asked.plan is not None:
         return _verdict(False, "the run as it was asked for has a plan")
     missing = [str(words) for words in check["mentions"] if str(words).lower() not in asked.text]
@@ -314,12 +318,21 @@ def _report_has(check: Mapping[str, Any], answers: Answers) -> Outcome:
         missing = [word for word in wanted if not any(sign in text for sign in shown[word])]
         return _verdict(not missing, f"not said: {', '.join(missing)}" if missing else "all said")
     if "min_gpus" in what or "max_seq" in what or "maximum length" in what:
-        asked = answers.asked
-        assert asked is not None
-        offered = [item.input for item in asked.result.relaxations] if isinstance(asked.result, Infeasible) else []
-        cards = any(name.startswith(("hardware.count", "hardware.nodes")) for name in offered)
-        return _verdict(cards and "data.max_length" in offered, f"offered: {', '.join(offered) or '-'}")
+        return _inverse(answers)
     return _waits(f"nothing is known to be meant by {what!r}")
+
+
+def _inverse(answers: Answers) -> Outcome:
+    """Returns whether `memc solve` says how few cards carry the length, and how long the cards carry."""
+    assert answers.asked is not None
+    if answers.asked.answer is None:
+        return _waits(answers.asked.error)
+    loaded = answers.asked.answer.loaded
+    gpu, model = driver.facts_of(loaded)
+    desk = Desk(loaded, model, gpu, loaded.spec.data.samples)
+    cards, length = solve_for(desk, Quantity.COUNT), solve_for(desk, Quantity.MAX_LENGTH)
+    said = [item.answer.value if item.answer is not None else None for item in (cards, length)]
+    return _verdict(None not in said, f"memc solve: count {said[0]}, max_length {said[1]}")
 
 
 def _emit_has(check: Mapping[str, Any], answers: Answers) -> Outcome:
@@ -377,9 +390,17 @@ def _holds(files: Mapping[str, str], file: str, key: str, value: Any) -> bool:
                 return True
         last = name.rsplit(".", 1)[-1]
         places = [match.end() for match in re.finditer(rf"\b{re.escape(last)}\b", text)]
-        if places and (wanted is None or any(_near(text[end : end + 80], wanted) for end in places)):
+        if places and (wanted is None or any(_near(_resolved(text, end), wanted) for end in places)):
             return True
     return False
+
+
+def _resolved(text: str, end: int) -> str:
+    """Returns what follows a key; where that is a constant of the script, what the constant stands for."""
+    after = text[end : end + 80]
+    named = re.match(r"['\"]?\s*[=:,]\s*([A-Z][A-Z0-9_]+)\b", after)
+    value = named and re.search(rf"^{named.group(1)}\s*=\s*(.+)$", text, flags=re.MULTILINE)
+    return f"={value.group(1)}" if value else after
 
 
 def _requires(text: str, key: str) -> bool:
@@ -387,7 +408,7 @@ def _requires(text: str, key: str) -> bool:
     wanted = re.fullmatch(r"([\w-]+)\s*(?:>=|==)\s*([\d.]+)", key.strip())
     if wanted is None:
         return re.search(rf"^{re.escape(key.strip())}", text, flags=re.MULTILINE) is not None
-    named = re.search(rf"^{re.escape(wanted.group(1))}\s*==\s*([\d.]+)", text, flags=re.MULTILINE)
+    named = re.search(rf"^{re.escape(wanted.group(1))}\s*[=>]=\s*([\d.]+)", text, flags=re.MULTILINE)
     return named is not None and _version(named.group(1)) >= _version(wanted.group(2))
 
 

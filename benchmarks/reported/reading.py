@@ -167,7 +167,7 @@ def _opened(asked: dict[str, Any]) -> dict[str, Any]:
     free, pin = deepcopy(asked), asked["pin"]
     fixed = {
         "micro_batch_size": pin.get("micro_batch_size") == 1,  # it cannot be lowered; a larger one may be
-        "precision": pin.get("precision") != "bf16_pure",
+        "precision": True,
     }
     free["pin"] = {name: pin[name] for name, keep in fixed.items() if keep and name in pin}
     if pin.get("precision") == "bf16" and not load_gpu(asked["hardware"]["gpu"]).bf16:

@@ -10,6 +10,7 @@ from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.space import Candidate
 from memc.solver.trail import trail
+from memc.solver.warnings import SPILLS, may_spill, pinned_bytes
 from memc.units import format_gib, format_seconds
 
 
@@ -110,8 +111,17 @@ def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resou
         f"at best it needs {format_gib(bill.required_bytes)} on {where} in phase {bill.binding_phase}; the budget is "
         f"{format_gib(limit_bytes)}",
         f"there: {largest}",
+        *_of_the_host(binding, ledger),
         _wall(accounts[0][0]),
+        *((SPILLS,) if binding is Resource.GPU and may_spill(machine.question, bill.required_bytes) else ()),
     )
+
+
+def _of_the_host(binding: Resource, ledger: Ledger) -> tuple[str, ...]:
+    pinned = pinned_bytes(ledger)
+    if binding is not Resource.HOST or not pinned:
+        return ()
+    return (f"of it {format_gib(pinned)} is pinned, in blocks that torch rounds up to powers of two",)
 
 
 def _wall(account: Account) -> str:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+
 from memc.clock import StepTime
 from memc.config import Attention, Offload, Precision
+from memc.ledger import Ledger
+from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.space import Candidate
 from memc.units import format_gib
 
 _SLOW_OFFLOAD_SHARE = 0.5
+_SPILL_SHARE = 0.1
+_DESKTOP_LINE = "GeForce"  # of these cards the driver for Windows falls back to system memory unless told not to
+SPILLS = (
+    "the card is nearly full: where the driver may spill to system memory (Windows, WSL), a longer sample does not "
+    "stop the run but slows it to a crawl; switch the driver's fallback to system memory off there, or lower data.max_length"
+)
 _THIN_HOST_SHARE = 0.1
 
 
@@ -23,6 +33,8 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
             f"headroom {format_gib(headroom)} is less than the {format_gib(ledger.gpu.uncertainty_bytes)} that the "
             "estimate leaves open: run memc verify before relying on it"
         )
+    if may_spill(question, ledger.gpu.required_bytes):
+        found.append(SPILLS)
     if budget.usd is not None and budget.usd_per_gpu_hour is None:
         what = f"the catalogue has no price of {question.gpu.key}"
         found.append(f"MONEY BUDGET NOT CHECKED: {what}; give hardware.usd_per_gpu_hour")
@@ -37,9 +49,11 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if budget.host_bytes is not None:
         spare = budget.host_bytes - ledger.host.required_bytes
         if spare < _THIN_HOST_SHARE * budget.host_bytes:
+            pinned = pinned_bytes(ledger)
+            held = f" ({format_gib(pinned)} of what is used is pinned)" if pinned else ""
             found.append(
                 f"host memory is tight: {format_gib(spare)} of {format_gib(budget.host_bytes)} is left for the system, "
-                "the data and whatever else pins memory"
+                f"the data and whatever else pins memory{held}"
             )
     if config.precision is Precision.FP16 and question.loaded.spec.pin.precision is None:
         found.append(
@@ -58,6 +72,18 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if machine.order_note:
         found.append("ladder order " + machine.order_note)
     return tuple(dict.fromkeys(found))
+
+
+def may_spill(question: Question, required_bytes: int) -> bool:
+    """Whether a need is so near to the whole card that a desktop's driver may move part of it to system memory."""
+    capacity = question.budget.capacity_bytes
+    near = abs(capacity - required_bytes) < _SPILL_SHARE * capacity
+    return near and _DESKTOP_LINE in question.gpu.name
+
+
+def pinned_bytes(ledger: Ledger) -> int:
+    """Returns what of the host's memory is pinned."""
+    return sum(entry.bytes for entry in ledger.host.entries if re.search(r"(?<!not )pinned", entry.formula))
 
 
 _STATED_FROM_RUNG = 6
