@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,7 +12,10 @@ from lawmaker import SpecDict, changed, machine_of, rung_of, solved, specs
 from memc.errors import MemcError
 from memc.ladder import LADDER, technique_names
 from memc.plan import Infeasible, Plan, Verdict
-from memc.solver.solve import TIE_SHARE
+from memc.solver.search import Machine
+from memc.solver.solve import TIE_SHARE, Timed, changed_numerics, choose
+from memc.solver.space import Frame, Shape
+from memc.spec import Objective
 from memc.units import GIB
 
 few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -214,3 +218,64 @@ def test_a_technique_that_is_forbidden_and_required_is_refused(name: str) -> Non
     }
     with pytest.raises(MemcError):
         solved(spec)
+
+
+OBJECTIVES = ("lowest-rung", "fastest", "cheapest")
+
+
+def worse_than(machine: Machine, ours: Timed, frame: Frame, shape: Shape) -> bool:
+    """Whether the plan is worse than a configuration that is valid and stays within every budget."""
+    time = machine.time(frame.with_shape(shape))
+    if not frame.totals(shape).within(machine.question.budget) or not machine.in_time(time):
+        return False
+    theirs = time.step_seconds / frame.with_shape(shape).global_batch_size
+    slower = ours.seconds_per_sample > theirs * TIE_SHARE * (1 + 1e-9)
+    if machine.question.loaded.spec.objective is not Objective.LOWEST_RUNG:
+        return slower
+    rung = max(frame.rung, shape.rung)
+    methods, asked = machine.question.situation.methods, machine.question.asked
+    place = (rung, methods.index(frame.config.method), changed_numerics(frame.config, asked))
+    own = (ours.candidate.rung, methods.index(ours.config.method), changed_numerics(ours.config, asked))
+    return own > place or (own == place and slower)
+
+
+@given(specs(), st.sampled_from(OBJECTIVES), st.randoms(use_true_random=False))
+@fewer
+def test_a_plan_is_no_worse_than_a_thousand_random_configurations(
+    spec: SpecDict, objective: str, random: Random
+) -> None:
+    try:
+        machine = machine_of(changed(spec, "objective", objective))
+    except MemcError:
+        assume(False)
+        raise
+    space, best = machine.space(), choose(machine)
+    frames = [frame for frame in space.frames for _ in range(frame.count)]
+    for frame in random.choices(frames, k=1000):
+        shape = random.choice([shape for line in frame.lines for shape in line.shapes])
+        if best is None:
+            fits = frame.totals(shape).within(machine.question.budget)
+            assert not fits or not machine.in_time(machine.time(frame.with_shape(shape)))
+        else:
+            assert not worse_than(machine, best, frame, shape)
+
+
+@given(specs(), st.sampled_from(OBJECTIVES), st.data())
+@few
+def test_ruling_a_technique_out_never_yields_a_better_plan(spec: SpecDict, objective: str, data: st.DataObject) -> None:
+    spec = changed(spec, "objective", objective)
+    name = data.draw(st.sampled_from([name for name in technique_names() if name != "chunked-loss"]))
+    try:
+        machine, without = machine_of(spec), machine_of(changed(spec, "ladder", {"forbid": [name]}))
+    except MemcError:
+        assume(False)
+        raise
+    best, other = choose(machine), choose(without)
+    assert best is not None or other is None
+    if best is None or other is None:
+        return
+    # What was chosen without the technique stands in the whole space too, on the rung that it has there.
+    frame = next(frame for frame in machine.space().frames if frame.names == other.frame.names)
+    shapes = [shape for line in frame.lines for shape in line.shapes]
+    shape = next(shape for shape in shapes if shape.techniques == other.shape.techniques)
+    assert not worse_than(machine, best, frame, shape)
