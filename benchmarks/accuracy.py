@@ -21,7 +21,7 @@ from agreement.cases import MODES, Mode, Shape, cases, config_of, facts_of, shap
 from agreement.compare import Comparison, Skipped, Summary, compare, summaries, summary
 from agreement.traces import ROOT, TABLE, read_table, read_traces, run_traces, table_text
 from memc.errors import MemcError
-from memc.facts import ledger_described, model_rows
+from memc.facts import model_rows
 
 RESULTS = ROOT / "build" / "accuracy" / "traces.jsonl"
 LIBRARIES = ("torch", "transformers", "peft", "bitsandbytes")
@@ -69,8 +69,8 @@ def _order(case: tuple[Shape, Mode]) -> tuple[str, int]:
 
 
 def priced(shape: Shape, options: argparse.Namespace) -> bool:
-    """Returns whether the ledger describes a model."""
-    return bool(options.all) or ledger_described(shape.model_type)
+    """Returns whether a model is traced: the ledger describes it, or all are asked for."""
+    return bool(options.all) or not facts_of(shape.key).unpriced
 
 
 def main() -> int:
@@ -78,8 +78,9 @@ def main() -> int:
     options = arguments()
     wanted = wanted_cases(options)
     if options.checked_in:
-        stack, peaks = read_table()
-        print(f"traced with {stack}")
+        table = read_table()
+        peaks = table.peaks
+        print("traced with " + ", ".join(f"{name} {found}" for name, found in table.versions.items()))
         errors: dict[tuple[str, str], str] = {}
     else:
         traced = read_traces(options.results, keep=options.keep_traces)
@@ -98,11 +99,6 @@ def main() -> int:
         errors = {key: f"trace: {case.error}" for key, case in traced.items() if case.error}
         if options.write:
             TABLE.write_text(table_text(traced.values(), {name: version(name) for name in LIBRARIES}))
-    errors |= {
-        (shape.key, str(mode)): "the ledger does not describe the family"
-        for shape, mode in wanted
-        if not priced(shape, options)
-    }
     comparisons, skipped = compare(wanted, peaks, errors)
     report(comparisons, skipped)
     if options.misses:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from pages.accuracy import accuracy_section
+from pages.accuracy import accuracy_section, catalogue_section
 from pages.catalogue import gpu_table, model_table
 from pages.codes import codes_section
 from pages.commands import command_table, commands_section
@@ -29,6 +29,7 @@ PAGES = ROOT / "docs"
 README = ROOT / "README.md"
 SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_section,
+    "accuracy-catalogue": catalogue_section,
     "codes": codes_section,
     "command-table": command_table,
     "commands": commands_section,

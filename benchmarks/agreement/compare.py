@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from memc.errors import MemcError
 from memc.facts import load_gpu
 from memc.facts.records import ModelFacts
 from memc.ledger import Estimator, Moment, ledger_facts
@@ -64,11 +63,12 @@ def compare(
     found, skipped = [], []
     for shape, mode in cases:
         key = (shape.key, str(mode))
-        reason = why_not(shape, mode) or ("" if key in peaks else errors.get(key, "not traced yet"))
+        reason = why_not(shape, mode) or facts_of(shape.key).unpriced
+        reason = reason or ("" if key in peaks else errors.get(key, "not traced yet"))
         try:
             priced = None if reason else step_peak(shape.key, mode)
-        except MemcError as error:
-            priced, reason = None, f"ledger: {error.diagnostics[0].code}"
+        except Exception as error:  # whatever stops the closed forms on some model is reported, and stops no other
+            priced, reason = None, f"ledger: {type(error).__name__}: {' '.join(str(error).split())}"[:120]
         if priced is None:
             skipped.append(Skipped(shape, mode, reason))
         else:

@@ -6,14 +6,20 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from memc.config import TrainingConfig
 
 from agreement.cases import MODES, Mode, Shape, config_of, facts_of, training_config
+
+if TYPE_CHECKING:
+    from memc.trace import StepTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "compiler" / "memc" / "trace"
@@ -45,8 +51,12 @@ class Traced:
 
 def trace_digest(model: str, sources: str) -> str:
     """Returns the digest that a traced case of `model` carries; `sources` is that of the trace's modules."""
-    config = json.dumps(config_of(model), sort_keys=True)
-    return hashlib.sha256(f"{sources}{config}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{sources}{config_digest(model)}".encode()).hexdigest()[:12]
+
+
+def config_digest(model: str) -> str:
+    """Returns a digest of the config.json of a catalogue model."""
+    return hashlib.sha256(json.dumps(config_of(model), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def source_digest() -> str:
@@ -60,7 +70,7 @@ def read_traces(path: Path, *, keep: bool) -> dict[tuple[str, str], Traced]:
 
     Args:
         path: The file; there may be none yet.
-        keep: Whether cases stay that other versions of the trace's source made.
+        keep: Whether peaks stay that other versions of the trace's source found.
     """
     if not path.is_file():
         return {}
@@ -69,7 +79,7 @@ def read_traces(path: Path, *, keep: bool) -> dict[tuple[str, str], Traced]:
     for line in path.read_text(encoding="utf-8").splitlines():
         case = Traced(**json.loads(line))
         current = digests.setdefault(case.model, trace_digest(case.model, sources))
-        if keep or case.trace == current:
+        if case.trace == current or (keep and not case.error):
             found[case.model, case.mode] = case
     return found
 
@@ -123,24 +133,24 @@ def trace_cases(model: str, modes: Iterable[Mode]) -> list[Traced]:
     return found
 
 
-_LOADED: list[object] = []
+_LOADED: list[Callable[[TrainingConfig, dict[str, Any]], StepTrace]] = []
 
 
-def _trace_step():  # type: ignore[no-untyped-def]
+def _trace_step() -> Callable[[TrainingConfig, dict[str, Any]], StepTrace]:
     """Returns `memc.trace.trace_step`; what importing it made is taken out of garbage collection, once."""
-    import gc
-    import warnings
-
-    import torch
-    from memc.trace import trace_step
-
     if not _LOADED:
+        import gc
+        import warnings
+
+        import torch
+        from memc.trace import trace_step
+
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         gc.collect()
         gc.freeze()
         _LOADED.append(trace_step)
-    return trace_step
+    return _LOADED[0]
 
 
 def table_text(cases: Iterable[Traced], versions: Mapping[str, str]) -> str:
@@ -157,17 +167,35 @@ def table_text(cases: Iterable[Traced], versions: Mapping[str, str]) -> str:
     text = io.StringIO()
     text.write("# " + ", ".join(f"{name} {version}" for name, version in sorted(versions.items())) + "\n")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["model", *map(str, MODES)])
+    writer.writerow(["model", "config", *map(str, MODES)])
     for model in sorted(rows):
-        writer.writerow([model, *(rows[model].get(str(mode), "") for mode in MODES)])
+        writer.writerow([model, config_digest(model), *(rows[model].get(str(mode), "") for mode in MODES)])
     return text.getvalue()
 
 
-def read_table(path: Path = TABLE) -> tuple[str, dict[tuple[str, str], int]]:
-    """Returns the versions that the checked-in table names, and its peaks by model and mode."""
+@dataclass(frozen=True)
+class Table:
+    """The checked-in table.
+
+    Attributes:
+        versions: Library versions that the cases were traced with, by name.
+        configs: Digest of the config.json that was traced, by model.
+        peaks: Allocated peaks in bytes, by model and mode.
+    """
+
+    versions: dict[str, str]
+    configs: dict[str, str]
+    peaks: dict[tuple[str, str], int]
+
+
+def read_table(path: Path = TABLE) -> Table:
+    """Returns the checked-in table."""
     first, *lines = path.read_text(encoding="utf-8").splitlines()
+    named = (item.partition(" ") for item in first.removeprefix("# ").split(", "))
+    configs: dict[str, str] = {}
     peaks: dict[tuple[str, str], int] = {}
     for row in csv.DictReader(lines):
         model = row.pop("model")
+        configs[model] = row.pop("config")
         peaks |= {(model, mode): int(peak) for mode, peak in row.items() if peak}
-    return first.removeprefix("# "), peaks
+    return Table({name: version for name, _, version in named}, configs, peaks)

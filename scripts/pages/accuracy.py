@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,80 @@ from memc.ledger.layer import layer_mode, saved_tensors
 
 from pages.text import heading, table
 
-CASES = Path(__file__).resolve().parents[2] / "tests" / "cases"
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from agreement.cases import METHODS, Shape, cases, shapes  # noqa: E402
+from agreement.compare import Comparison, Skipped, Summary, compare, summaries, summary  # noqa: E402
+from agreement.traces import read_table  # noqa: E402
+
+CASES = ROOT / "tests" / "cases"
 GPU = "a100-sxm4-80gb"
+
+
+def catalogue_section() -> str:
+    """Returns tables of the ledger against the checked-in traces of the whole catalogue."""
+    found, skipped, everything = catalogue()
+    models = {key for item in found for key in item.shape.models}
+    total = summary(found)
+    columns = ["", "cases", "median", "90 % within", "most above", "most below"]
+    stack = ", ".join(f"{name} {version}" for name, version in read_table().versions.items())
+    kinds = {
+        "family": lambda item: item.shape.model_type,
+        "method": lambda item: item.mode.method,
+        "checkpointing": lambda item: item.mode.checkpointing,
+        "attention": lambda item: item.mode.attention,
+        "sequences x tokens": lambda item: item.mode.shape,
+    }
+    parts = [
+        f"{len(found):,} cases of {len(models)} models, traced with {stack}: the ledger's allocated peak of a step is "
+        f"{total.median:.2%} off in the median, {total.p90:.2%} in nine of ten cases, {total.over:.2%} too high and "
+        f"{-total.under:.2%} too low at the farthest.\n"
+    ]
+    for name, kind in kinds.items():
+        parts.append(
+            table([name, *columns[1:]], [_summary_row(*row) for row in summaries(found, kind).items()], columns[1:])
+        )
+    parts += [
+        heading(3, "By family and method, median and farthest"),
+        _family_table(found),
+        _skipped_text(skipped, everything),
+    ]
+    return "\n".join(parts)
+
+
+def catalogue() -> tuple[list[Comparison], list[Skipped], tuple[Shape, ...]]:
+    """Returns every case of the catalogue that can be compared, and those that cannot."""
+    everything = shapes()
+    found, skipped = compare(cases(everything), read_table().peaks, {})
+    return found, skipped, everything
+
+
+def _summary_row(name: str, row: Summary) -> list[str]:
+    return [name, f"{row.count:,}", f"{row.median:.2%}", f"{row.p90:.2%}", f"{row.over:+.2%}", f"{row.under:+.2%}"]
+
+
+def _family_table(found: list[Comparison]) -> str:
+    by_both = summaries(found, lambda item: f"{item.shape.model_type} {item.mode.method}")
+    rows = []
+    for family in sorted({item.shape.model_type for item in found}):
+        of_family = [by_both.get(f"{family} {method}") for method in METHODS]
+        rows.append([family, *("" if row is None else f"{row.median:.2%}, {row.worst:.2%}" for row in of_family)])
+    return table(["family", *METHODS], rows, list(METHODS))
+
+
+def _skipped_text(skipped: list[Skipped], everything: tuple[Shape, ...]) -> str:
+    if not skipped:
+        return f"All {len(everything)} shapes of the catalogue are compared in every mode."
+    rows = Counter((item.reason, item.shape.model_type) for item in skipped)
+    return "\n".join(
+        [
+            heading(3, "Not compared"),
+            table(
+                ["reason", "family", "cases"], [[*key, f"{count:,}"] for key, count in sorted(rows.items())], ["cases"]
+            ),
+        ]
+    )
 
 
 def accuracy_section() -> str:
