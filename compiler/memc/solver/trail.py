@@ -48,10 +48,11 @@ def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
             reason=_why_none(machine, techniques),
             fidelity=fidelity,
         )
+    above = chosen is not None and rung > chosen.rung
     if chosen is not None and chosen.rung == rung:
         best, verdict = chosen, Verdict.CHOSEN
     else:
-        best, verdict = _above(machine, rung, chosen) if chosen and rung > chosen.rung else _below(machine, rung)
+        best, verdict = _above(machine, rung, chosen) if chosen is not None and above else _below(machine, rung)
     used = " + ".join(technique.name for technique in best.techniques) or AS_ASKED
     time = machine.time(best.config)
     budget = machine.question.budget
@@ -63,7 +64,7 @@ def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
         peak_bytes=best.price.gpu_required_bytes,
         shortfall_bytes=over,
         step_seconds=time.step_seconds,
-        reason=_reason(machine, best, verdict, over),
+        reason=_reason(machine, best, verdict, over, at="one step from the plan" if above else "at best"),
         fidelity=fidelity,
     )
 
@@ -89,9 +90,7 @@ def _above(machine: Machine, rung: int, chosen: Candidate) -> tuple[Candidate, V
     It shows what the rung would change; whether anything there is better is not asked, since a lower rung suffices.
     """
     space, budget = machine.space(), machine.question.budget
-    nearest = space.nearest(space.one_step_from(chosen.techniques, rung))
-    if nearest is None or not nearest[0].totals(nearest[1]).within(budget):
-        nearest = space.least_memory(rung)
+    nearest = space.nearest(space.one_step_from(chosen.techniques, rung)) or space.least_memory(rung)
     assert nearest is not None
     frame, shape = nearest
     if not frame.totals(shape).within(budget):
@@ -100,8 +99,8 @@ def _above(machine: Machine, rung: int, chosen: Candidate) -> tuple[Candidate, V
     return frame.candidate(shape), Verdict.NOT_NEEDED if in_time else Verdict.TOO_SLOW
 
 
-def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> str:
-    """Returns one sentence on a rung."""
+def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int, *, at: str) -> str:
+    """Returns one sentence on a rung; `at` says how near to the budget what stands for it is."""
     budget = machine.question.budget
     if verdict is Verdict.CHOSEN:
         return f"fits with {format_gib(budget.gpu_bytes - best.price.gpu_required_bytes)} to spare"
@@ -113,12 +112,12 @@ def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int) -> s
             return f"fits, but takes {format_seconds(time.step_seconds)} per step; a higher rung is faster"
         return f"fits, but the run takes {format_seconds(time.total_seconds or 0.0)}"
     if over:
-        return f"at best {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
+        return f"{at} {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
     host = best.price.host_required_bytes - (budget.host_bytes or 0)
     if budget.host_bytes is not None and host > 0:
-        return f"at best {format_gib(host)} above the host memory of {format_gib(budget.host_bytes)}"
+        return f"{at} {format_gib(host)} above the host memory of {format_gib(budget.host_bytes)}"
     drive = best.price.nvme_required_bytes - budget.nvme_bytes
-    return f"at best {format_gib(drive)} above the {format_gib(budget.nvme_bytes)} of the drive"
+    return f"{at} {format_gib(drive)} above the {format_gib(budget.nvme_bytes)} of the drive"
 
 
 def _why_none(machine: Machine, techniques: list[Technique]) -> str:

@@ -17,7 +17,7 @@ _SPILL_SHARE = 0.1
 _DESKTOP_LINE = "GeForce"  # of these cards the driver for Windows falls back to system memory unless told not to
 SPILLS = (
     "the card is nearly full: where the driver may spill to system memory (Windows, WSL), a longer sample does not "
-    "stop the run but slows it to a crawl; switch the driver's fallback to system memory off there, or lower data.max_length"
+    "stop the run but slows it to a crawl; switch that fallback of the driver off, or lower data.max_length"
 )
 _THIN_HOST_SHARE = 0.1
 
