@@ -53,7 +53,9 @@ def record_steps(
     model, stacks = build(config, given, shallow=shallow)
     regions = layer_regions(model)
     tape = _tape(like_cuda, without_data)
-    with cuda_semantics(like_cuda=like_cuda, without_data=without_data), recording(tape):
+    fused_head = config.loss is LossHead.CHUNKED
+    semantics = cuda_semantics(like_cuda=like_cuda, without_data=without_data, fused_head=fused_head)
+    with semantics, recording(tape):
         place(model, config, tape, regions)
         named = dict(model.named_parameters())
         tape.claim(named.values(), Owner.PARAMETERS)

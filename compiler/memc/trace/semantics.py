@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from memc.trace.autocast import cuda_autocast
+from memc.trace.optional import library
 from memc.trace.tape import Answer
 from memc.trace.values import run_with_values, tensor_of
 
@@ -179,12 +180,9 @@ class _Triton:
 
 
 def _fused_head_replacements() -> list[tuple[Any, str, Any]]:
-    """Returns what makes TRL's fused head take the path of a GPU with Triton; empty when TRL is not installed."""
-    try:
-        import trl.kernels.chunked_logprob as head
-        import trl.trainer.utils as trainer
-    except ImportError:
-        return []
+    """Returns what makes TRL's fused head take the path of a GPU with Triton."""
+    head = library("trl.kernels.chunked_logprob", "a chunked loss")
+    trainer = library("trl.trainer.utils", "a chunked loss")
     return [
         (head, "_use_triton", lambda device: True),
         (trainer, "_use_triton", lambda device: True),
@@ -211,13 +209,16 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cuda_semantics(*, like_cuda: bool = True, without_data: bool = True) -> Iterator[None]:
-    """Makes tensors behave as on a GPU (`like_cuda`) and without storage behind them (`without_data`) for a while."""
+def cuda_semantics(*, like_cuda: bool = True, without_data: bool = True, fused_head: bool = False) -> Iterator[None]:
+    """Makes tensors behave as on a GPU (`like_cuda`) and without storage behind them (`without_data`) for a while.
+
+    `fused_head` lets TRL's fused head take the path of a GPU too.
+    """
     functional = torch.nn.functional
     replacements: list[tuple[Any, str, Any]] = []
     if like_cuda:
         replacements = [(functional, "scaled_dot_product_attention", attention), (functional, "dropout", dropout)]
-        replacements += _fused_head_replacements()
+        replacements += _fused_head_replacements() if fused_head else []
     if without_data:
         replacements.append((transformers_imports, "is_fake_tensor", lambda tensor: False))
         replacements.append((torch, "tensor", tensor_of))

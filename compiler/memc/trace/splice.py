@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -69,8 +69,8 @@ def repeated_in_time(record: Recording, gradients: Sequence[int | None], stand_i
             continue
         if event.delta > 0:
             copies[event.block] = _copied(blocks, owners, event.block, cut + first.index(event.stage_index))
-        block = copies.get(event.block, event.block)
-        replayed.append(replace(event, block=block, stage_index=cut + first.index(event.stage_index)))
+        block, stage_index = copies.get(event.block, event.block), cut + first.index(event.stage_index)
+        replayed.append(Event(block, event.delta, stage_index, event.region, event.module))
     stood_for = {
         stand_in: copies[real]
         for stand_in, real in zip(stand_ins, gradients, strict=True)
@@ -125,12 +125,14 @@ class _Splice:
         self._record, self._stack, self._window = record, stack, window
         self._end = window.first + window.period
         self._blocks, self._owners = list(record.blocks), dict(record.owners)
+        self._layers = [self._layer(block.region) for block in record.blocks]
         self._by_layer: dict[tuple[int, int], list[int]] = defaultdict(list)
         self._rank: dict[int, int] = {}
         self._copies: list[dict[int, int]] = [{} for _ in range(window.copies + 1)]
+        self._regions: dict[int, Region] = {}
         for event in record.events:
-            layer = self._layer(record.blocks[event.block].region)
-            if event.delta > 0 and layer is not None:
+            layer = self._layers[event.block]
+            if event.delta > 0 and layer >= 0:
                 made = self._by_layer[record.blocks[event.block].stage_index, layer]
                 self._rank[event.block] = len(made)
                 made.append(event.block)
@@ -138,101 +140,102 @@ class _Splice:
     def run(self) -> Recording:
         """Returns the record at full depth."""
         self._resize_lists()
+        inside = [block for block in self._rank if self._inside(self._layers[block])]
         for copy in range(1, self._window.copies + 1):
-            self._copy_blocks(copy)
+            for block in inside:
+                self._copies[copy][block] = self._copied(block, copy)
         events: list[Event] = []
         passed: set[tuple[str, int]] = set()
         for kind, group in groupby(self._record.events, key=self._kind):
             if kind[0] == "inside" and kind in passed:
                 raise NotPeriodicError(f"the layers of {self._stack.name} do not run one after the other")
             passed.add(kind)
-            events += self._spliced(kind, list(group))
+            if kind[0] == "once":
+                events += [self._seen_from_outside(event) for event in group]
+            else:
+                events += self._repeated(kind, list(group))
         for block, made in enumerate(self._record.blocks):
             self._blocks[block] = _at(made, self._moved(made.region))
         _check(events)
         return Recording(self._blocks, events, self._record.stages, self._owners)
 
-    def _layer(self, region: Region) -> int | None:
-        return region.layer if region.part is Part.LAYER and region.stack == self._stack.name else None
+    def _layer(self, region: Region) -> int:
+        """Returns the index of a layer of this stack; -1 for everything else."""
+        return region.layer if region.stack == self._stack.name else -1
 
-    def _inside(self, layer: int | None) -> bool:
-        return layer is not None and self._window.first <= layer < self._end
+    def _inside(self, layer: int) -> bool:
+        return self._window.first <= layer < self._end
 
     def _moved(self, region: Region, copy: int = 0) -> Region:
         """Returns the region at full depth: of a copy of the window, or of what stands above all of them."""
         layer = self._layer(region)
-        if layer is None or layer < self._window.first:
+        if layer < self._window.first:
             return region
-        by = copy * self._window.period if layer < self._end else self._window.added_layers
-        return Region(Part.LAYER, layer + by, region.stack)
+        moved = layer + (copy * self._window.period if layer < self._end else self._window.added_layers)
+        if moved not in self._regions:
+            self._regions[moved] = Region(Part.LAYER, moved, region.stack)
+        return self._regions[moved]
 
-    def _copy_blocks(self, copy: int) -> None:
-        for block in list(self._rank):
-            made = self._record.blocks[block]
-            if self._inside(self._layer(made.region)):
-                new = _copied(self._blocks, self._owners, block)
-                self._blocks[new] = _at(made, self._moved(made.region, copy))
-                self._copies[copy][block] = new
+    def _copied(self, block: int, copy: int) -> int:
+        made = self._record.blocks[block]
+        new = _copied(self._blocks, self._owners, block)
+        self._blocks[new] = _at(made, self._moved(made.region, copy))
+        return new
 
     def _kind(self, event: Event) -> tuple[str, int]:
         """Returns which events are copied together: a pass through the window, or a run over its blocks elsewhere."""
-        if self._inside(self._layer(event.region)) and self._record.stages[event.stage_index] is not Stage.STEP:
+        in_step = self._record.stages[event.stage_index] is Stage.STEP
+        if self._inside(self._layer(event.region)) and not in_step:
             return "inside", event.stage_index
-        layer = self._layer(self._record.blocks[event.block].region)
-        if self._inside(layer) and self._refers_to_all(event, layer or 0):
+        layer = self._layers[event.block]
+        if self._inside(layer) and (in_step or self._refers_to_all(event, layer)):
             return "all", event.stage_index
         return "once", event.stage_index
 
     def _refers_to_all(self, event: Event, layer: int) -> bool:
         """Returns whether an event outside the window that touches one of its blocks stands for one of each copy."""
         at = self._layer(event.region)
-        if at is None or self._record.stages[event.stage_index] in (Stage.STEP, Stage.LOAD):
-            return True
-        return abs(at - layer) > self._window.period
+        return at < 0 or abs(at - layer) > self._window.period
 
-    def _spliced(self, kind: tuple[str, int], group: list[Event]) -> Iterator[Event]:
-        copies = range(self._window.copies + 1)
-        if kind[0] == "once":
-            for event in group:
-                yield replace(event, block=self._seen_from_outside(event), region=self._moved(event.region))
-            return
-        order = copies[::-1] if self._record.stages[kind[1]] is Stage.BACKWARD else copies
-        seen: Callable[[Event, int], int] = self._seen_from_inside if kind[0] == "inside" else self._copy_of
+    def _seen_from_outside(self, event: Event) -> Event:
+        """Returns an event beside the window: below it, it touches the first copy, above it, the last."""
+        block, at = event.block, self._layer(event.region)
+        if at >= self._end and self._inside(self._layers[block]):
+            block = self._copies[self._window.copies][block]
+        return Event(block, event.delta, event.stage_index, self._moved(event.region), event.module)
+
+    def _repeated(self, kind: tuple[str, int], group: list[Event]) -> Iterator[Event]:
+        """Yields the events of a run once for every copy of the window, in the order in which the copies run.
+
+        What all copies use, and one of them releases, the last one to run releases.
+        """
+        order = range(self._window.copies + 1)
+        if self._record.stages[kind[1]] is Stage.BACKWARD:
+            order = order[::-1]
+        touched = [self._touched(event) for event in group]
         for copy in order:
-            for event in group:
-                if copy == order[-1] or not self._is_shared(event):
-                    yield replace(event, block=seen(event, copy), region=self._moved(event.region, copy))
+            for event, block_of in zip(group, touched, strict=True):
+                if block_of is not None:
+                    region = self._moved(event.region, copy)
+                    yield Event(block_of[copy], event.delta, event.stage_index, region, event.module)
+                elif copy == order[-1]:
+                    yield Event(
+                        event.block, event.delta, event.stage_index, self._moved(event.region, copy), event.module
+                    )
 
-    def _is_shared(self, event: Event) -> bool:
-        """Returns whether the window releases what all its copies have used: only the last one to run releases it."""
-        layer = self._layer(self._record.blocks[event.block].region)
-        return layer is None or not self._window.first - 1 <= layer <= self._end
-
-    def _copy_of(self, event: Event, copy: int) -> int:
-        return self._copies[copy].get(event.block, event.block) if copy else event.block
-
-    def _seen_from_outside(self, event: Event) -> int:
-        """Returns the block that a layer beside the window touches: of the first copy below it, of the last above."""
-        layer = self._layer(self._record.blocks[event.block].region)
-        at = self._layer(event.region)
-        if not self._inside(layer) or at is None:
-            return event.block
-        return self._copy_of(event, self._window.copies if at >= self._end else 0)
-
-    def _seen_from_inside(self, event: Event, copy: int) -> int:
-        block = self._record.blocks[event.block]
-        layer, window = self._layer(block.region), self._window
-        if layer is None:
-            return event.block
+    def _touched(self, event: Event) -> list[int] | None:
+        """Returns the block that an event in the window touches in each copy; None for one that they share."""
+        block, window = event.block, self._window
+        layer = self._layers[block]
         if self._inside(layer):
-            return self._copy_of(event, copy)
-        if layer == window.first - 1 and copy > 0:
-            twin = self._twin(event.block, self._end - 1)
-            return self._copies[copy - 1].get(twin, twin)
-        if layer == self._end and copy < window.copies:
-            twin = self._twin(event.block, window.first)
-            return self._copies[copy + 1].get(twin, twin)
-        return event.block
+            return [block, *(self._copies[copy][block] for copy in range(1, window.copies + 1))]
+        if layer == window.first - 1:
+            twin = self._twin(block, self._end - 1)
+            return [block, twin, *(self._copies[copy][twin] for copy in range(1, window.copies))]
+        if layer == self._end:
+            twin = self._twin(block, window.first)
+            return [*(self._copies[copy][twin] for copy in range(1, window.copies + 1)), block]
+        return None
 
     def _twin(self, block: int, layer: int) -> int:
         """Returns the block of another layer that has the same place in the same stage.
@@ -251,7 +254,7 @@ class _Splice:
         """Lets what the optimizer makes of all gradients' norms together grow with their number."""
         seen = {event.block for event in self._record.events}
         gradients = [block for block in seen if self._record.owners.get(block) is Owner.GRADIENTS]
-        inside = [block for block in gradients if self._inside(self._layer(self._record.blocks[block].region))]
+        inside = [block for block in gradients if self._inside(self._layers[block])]
         before, after = len(gradients), len(gradients) + self._window.copies * len(inside)
         for block in self._record.blocks:
             in_step = self._record.stages[block.stage_index] is Stage.STEP

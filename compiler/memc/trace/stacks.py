@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -124,8 +125,12 @@ def shorten(model: torch.nn.Module) -> tuple[StackDepth, ...]:
 
 def _kinds(layers: torch.nn.ModuleList, config: Any) -> list[object]:
     """Returns for every layer what makes it do what it does: modules, shapes, settings, what the config says of it."""
-    listed = [value for value in _values(config).values() if isinstance(value, list) and len(value) == len(layers)]
     positions = [value for name, value in _values(config).items() if _has_positions(name, value, len(layers))]
+    listed = [
+        value
+        for name, value in _values(config).items()
+        if isinstance(value, list) and len(value) == len(layers) and not _has_positions(name, value, len(layers))
+    ]
     return [
         (
             _kind(layer),
@@ -162,15 +167,17 @@ def _has_positions(name: str, value: object, depth: int) -> bool:
     return (
         isinstance(value, (list, tuple))
         and name.endswith(("indexes", "indices", "layers"))
-        and len(value) != depth
         and len(value) > 0
         and all(isinstance(item, int) and not isinstance(item, bool) and 0 <= item < depth for item in value)
+        and all(older < newer for older, newer in pairwise(value))
     )
 
 
 def _shorten_lists(holder: Any, depth: int, kept: Sequence[int]) -> None:
+    if _values(holder).get("num_hidden_layers") == depth:
+        holder.num_hidden_layers = len(kept)
     for name, value in _values(holder).items():
-        if isinstance(value, list) and len(value) == depth:
-            vars(holder)[name] = [value[index] for index in kept]
-        elif _has_positions(name, value, depth):
+        if _has_positions(name, value, depth):
             vars(holder)[name] = type(value)(kept.index(item) for item in value if item in kept)
+        elif isinstance(value, list) and len(value) == depth:
+            vars(holder)[name] = [value[index] for index in kept]

@@ -327,7 +327,6 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def recording(tape: Tape) -> Iterator[Tape]:
     """Switches the tape on. Cyclic garbage is left alone meanwhile, so that releases do not depend on its timing."""
     collecting = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         with cast("Any", tape):
