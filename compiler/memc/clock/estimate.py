@@ -9,7 +9,7 @@ from memc.clock.constants import ClockFacts
 from memc.clock.microbatch import MicroBatch, micro_batch
 from memc.clock.schedule import Elements, Waits, waits
 from memc.clock.steptime import StepTime
-from memc.clock.workload import Compute, Layout, compute_of, layout_of
+from memc.clock.workload import Compute, Layout, compute_of, gathers_weights, layout_of
 from memc.config import Method, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.states import ParamCounts
@@ -114,9 +114,7 @@ class Clock:
             config.lora,
             config.base_precision,
             config.upcast_unquantized,
-            config.zero_stage,
-            config.fsdp,
-            config.shard_ranks > 1,
+            gathers_weights(config),
         )
         found = self._micro_batches.get(key)
         if found is None:

@@ -190,7 +190,7 @@ def compute_of(config: TrainingConfig) -> Compute:
         recompute=layers_again,
         chunked_loss=chunked,
         fused_loss=chunked,
-        gathered=_sharding(config) is Sharding.WEIGHTS and config.shard_ranks > 1,
+        gathered=gathers_weights(config),
     )
 
 
@@ -241,6 +241,11 @@ _ADAM = {
 _PAGED_BYTES = {Optimizer.PAGED_ADAMW_8BIT: 2.0, Optimizer.PAGED_ADAMW: 8.0}
 # Half a byte per element, and the fp32 constant of each block of 64.
 _QUANTIZED_BYTES = 0.5 + 4 / 64
+
+
+def gathers_weights(config: TrainingConfig) -> bool:
+    """Whether the weights of each layer are gathered before its use and freed after it."""
+    return config.shard_ranks > 1 and _sharding(config) is Sharding.WEIGHTS
 
 
 def _sharding(config: TrainingConfig) -> Sharding:
