@@ -155,6 +155,7 @@ def build_tensors(
             component=Component(entry["component"]),
             params=names.size(entry["params"]),
             trains=entry.get("trains", True),
+            fp32=entry.get("fp32", False),
         )
         for entry in entries
         if names.holds(entry, flags)

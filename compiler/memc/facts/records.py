@@ -138,12 +138,14 @@ class Tensor:
         component: What its elements are counted under.
         params: Elements.
         trains: Whether full training updates it (a table of sinusoids stays as it is).
+        fp32: Whether its elements have 4 bytes whatever type the model has.
     """
 
     name: str
     component: Component
     params: int
     trains: bool = True
+    fp32: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -363,6 +365,7 @@ class ModelFacts:
         outer_norms: Further norms outside the layers; empty in a plain decoder.
         other_stacks: Stacks that feed the main one or stand beside it, in the order in which they run.
         unpriced: Why the ledger's closed forms do not hold for it, as the end of a sentence; empty when they do.
+        tail: What comes after the layers, as a program: final norm, head, loss (specs/README.md).
     """
 
     key: str
@@ -392,6 +395,7 @@ class ModelFacts:
     outer_norms: tuple[Norm, ...] = ()
     other_stacks: tuple[Stack, ...] = ()
     unpriced: str = ""
+    tail: str = ""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -6,7 +6,7 @@ A token's rows stand side by side: what has one row per chosen expert is as many
 from __future__ import annotations
 
 from memc.ledger.machine import Gradients, Machine, Tensor
-from memc.ledger.operations import cast, operation
+from memc.ledger.operations import cast, fitted, operation
 from memc.ledger.products import Weight, weight_product
 
 _INDEX = 8
@@ -117,6 +117,23 @@ def gather(machine: Machine, x: Tensor, places: Tensor, width: int) -> Tensor:
 
 
 @operation
+def gather_in_row(machine: Machine, x: Tensor, places: Tensor) -> Tensor:
+    """Returns the elements of each row that `places` names; keeps the places, and adds into zeros in backward.
+
+    Source: derivatives.yaml gather, gather_backward.
+    """
+    unit, full, item, size = x.unit, x.width, x.item, x.last
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        return [machine.new(unit, full, item, "gradient of gathered elements", last=size)]
+
+    node = machine.track([x], [places], backward)
+    out = machine.new(places.unit, places.width, item, "gathered elements", last=places.last)
+    machine.produce(node, out)
+    return out
+
+
+@operation
 def gather_parameter(machine: Machine, weight: Weight, places: Tensor, width: int) -> Tensor:
     """Returns the rows of a parameter, each `width` wide, that `places` names; keeps the places when it trains.
 
@@ -190,21 +207,22 @@ def grouped_product(machine: Machine, weight: Weight, x: Tensor, offsets: Tensor
 
 @operation
 def sum_of_rows(machine: Machine, x: Tensor, width: int) -> Tensor:
-    """Returns the sum of a token's rows, each `width` wide; its gradient is expanded without a copy.
+    """Returns the sum of a token's rows, each `width` wide, in fp32 under autocast.
 
-    Source: derivatives.yaml sum.dim_IntList.
+    Its gradient is expanded without a copy, unless it is cast.
+    Source: derivatives.yaml sum.dim_IntList; aten/src/ATen/autocast_mode.h, fp32_set_opt_dtype.
     """
-    unit, full, size = x.unit, x.width, x.last
+    unit, full, size, item = x.unit, x.width, x.last, x.item
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients
         assert gradient is not None
         expanded = machine.view(gradient)
         expanded.width, expanded.last = full, size
-        return [expanded]
+        return [expanded if gradient.item == item else fitted(machine, expanded, unit, full, item)]
 
     node = machine.track([x], [], backward)
-    out = machine.new(unit, width, x.item, "sum of rows", last=width)
+    out = machine.new(unit, width, 4 if machine.names["autocast"] else item, "sum of rows", last=width)
     machine.produce(node, out)
     return out
 
@@ -219,7 +237,7 @@ def rows_of(machine: Machine, x: Tensor) -> Tensor:
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients
         assert gradient is not None
-        return [machine.like(gradient, "gradient of rows")]
+        return [machine.like(gradient, "gradient of rows") if gradient.is_view else machine.keep(gradient)]
 
     node = machine.track([x], [], backward)
     out = machine.view(x)
