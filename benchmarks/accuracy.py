@@ -98,7 +98,7 @@ def main() -> int:
         peaks = {key: case.peak_bytes for key, case in traced.items() if not case.error}
         errors = {key: f"trace: {case.error}" for key, case in traced.items() if case.error}
         if options.write:
-            TABLE.write_text(table_text(traced.values(), {name: version(name) for name in LIBRARIES}))
+            TABLE.write_text(table_text(traced.values(), {name: version(name).partition("+")[0] for name in LIBRARIES}))
     comparisons, skipped = compare(wanted, peaks, errors)
     report(comparisons, skipped)
     if options.misses:

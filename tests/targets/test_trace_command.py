@@ -61,6 +61,24 @@ def test_a_compile_marks_its_total_as_traced(compiled: Path) -> None:
     assert json.loads(memc(compiled, "explain", "spec.yaml", "--json").stdout)["traced"] is None
 
 
+IN_ONE_PROCESS = """
+import sys
+from memc.cli import main
+try:
+    main(["compile", "spec.yaml", "--certify"])
+finally:
+    print(sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "transformers", "peft", "numpy"}))
+"""
+
+
+def test_the_process_that_compiles_loads_no_framework(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
+    command = [sys.executable, "-c", IN_ONE_PROCESS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "TRACED: " in done.stdout, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_trace_in_the_lock_is_used_again_and_found_current(compiled: Path) -> None:
     before = {path.name: path.read_bytes() for path in (compiled / "out").iterdir()}
     for arguments in (
