@@ -1,4 +1,4 @@
-"""The checked-in traces of the catalogue: of the planned stack and of the configs as they are; the ledger is near them."""
+"""The checked-in traces of the catalogue: of the planned stack, of the configs as they are, and near the ledger."""
 
 from __future__ import annotations
 
