@@ -5,6 +5,9 @@ model's configuration on disk, and the package ftuneai, which prices one configu
 its own, started alternately with the others so that a slow moment of the machine hits all; medians are compared. The
 last line printed is one JSON object.
 
+The compile is that of the closed forms, without the trace that certifies the chosen plan where the stack is installed:
+that runs one plan through the modelling code and takes seconds.
+
 A configuration counts as considered once it is decided: priced, or ruled out by a lower bound of its memory, or by a
 smaller micro-batch that does not fit, or because what stands on a lower rung of the ladder suffices.
 """
