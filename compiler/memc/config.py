@@ -133,6 +133,8 @@ class ZeroConfig:
         overlap_comm: Whether a second bucket lets reduction overlap with backward.
         hpz_partition: `zero_hpz_partition_size`: ranks that share a second copy of the weights, so that gathering stays
             among them; 1 keeps no second copy. Stage 3 only.
+        partitioned_at_load: Stage 3: whether weights are cut while they are loaded (`zero.Init`, as under transformers),
+            or the whole model is put on every GPU first.
         bf16_master_weights: Whether masters and reduced gradients are bf16 (`bf16_master_weights_and_grads`).
         bf16_states: Whether Adam's moments are bf16 (`bf16_optimizer_states`); needs `bf16_master_weights`.
         nvme_buffer_elements: `buffer_size` of one buffer through which parameters pass on their way to NVMe.
@@ -153,6 +155,7 @@ class ZeroConfig:
     sub_group_elements: int
     overlap_comm: bool
     hpz_partition: int = 1
+    partitioned_at_load: bool = True
     bf16_master_weights: bool = False
     bf16_states: bool = False
     nvme_buffer_elements: int = 0

@@ -36,6 +36,7 @@ class Stack:
         logits_stay: Whether the program holds what the loss read while backward runs.
         shifted_copy: Whether the logits are copied once more without the last position of each sample.
         fused_norm: Whether norms run as one kernel that keeps its input only.
+        fused_swiglu: Whether the gate's activation and its product with the other branch run as one kernel.
         fused_rotary: Whether rotary embedding is applied in place.
         fused_adapters: Whether the adapters of one input run as one autograd function.
     """
@@ -46,6 +47,7 @@ class Stack:
     logits_stay: bool = False
     shifted_copy: bool = False
     fused_norm: bool = False
+    fused_swiglu: bool = False
     fused_rotary: bool = False
     fused_adapters: bool = False
 

@@ -214,6 +214,17 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
             "peft LoraLayer",
         )
     )
+    if zero is not None and zero.stage == 3 and not zero.partitioned_at_load:
+        entries.append(
+            gpu_entry(
+                "weights-before-partitioning",
+                Account.PARAMETERS,
+                types.weight * (counts.total - ceil_div(counts.total, shards)),
+                frozenset({Moment.LOAD}),
+                f"{types.weight} B x {counts.total} elements, whole on every GPU, less the shard",
+                "DeepSpeed engine.py _configure_distributed_model",
+            )
+        )
     if zero is not None and zero.hpz_partition > 1:
         second = ceil_div(counts.total + counts.adapters, zero.hpz_partition)
         entries.append(
