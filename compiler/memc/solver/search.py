@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from memc.clock.estimate import Clock
+from memc.clock.estimate import Clock, RunLength
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, with_micro_batch
@@ -37,12 +37,24 @@ class Machine:
             time = self.clock.step_time(
                 config,
                 self.estimator.counts(config),
-                total_steps=self.total_steps(config),
+                run=self.run_length(config),
                 length_share=self.question.length_share,
                 usd_per_gpu_hour=self.question.budget.usd_per_gpu_hour,
             )
             known = self._times[id(config)] = config, time  # the record stays alive, so that its id stays its own
         return known[1]
+
+    def run_length(self, config: TrainingConfig) -> RunLength | None:
+        """Returns the steps and saves of the run; None when the amount of data is unknown.
+
+        A run that is not told how often saves once per epoch. Evaluation takes no time here: nobody counts its samples.
+        """
+        steps, training = self.total_steps(config), self.question.loaded.spec.training
+        if steps is None:
+            return None
+        if training.save_steps is None:
+            return RunLength(steps=steps, saves=max(1, math.ceil(training.epochs or 1)))
+        return RunLength(steps=steps, saves=steps // training.save_steps if training.save_steps else 0)
 
     def total_steps(self, config: TrainingConfig) -> int | None:
         """Returns the optimizer steps of the run; None when the amount of data is unknown."""
