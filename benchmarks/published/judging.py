@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from memc.errors import MemcError
 from memc.ledger import Estimator, Ledger, ledger_facts
 from memc.ledger.constants import LedgerFacts
+from memc.ledger.entries import Moment
 from memc.ledger.parts import TRAINING
+from memc.units import GIB
 
 from published.pinning import Pinned, pin
 from published.readings import Metric, read_metric
 from published.records import Record, Skip
+from published.replay import reserved_above_allocated
 
 _COMPARED = ("measured",)
 _VERDICTS = ("oom", "fits")
@@ -81,16 +84,14 @@ class Judge:
         return Outcome(record=record, skipped=f"no measurement: {record.kind or 'kind not said'}")
 
     def _figure(self, record: Record) -> Outcome:
-        metric, published = read_metric(record), record.measured_bytes
-        if published is None:
-            raise Skip("the record holds no figure")
+        metric, published = _best_metric(record)
         pinned = pin(record)
         ledger = self.price(pinned)
         return Outcome(
             record=record,
             metric=metric,
             published_bytes=published,
-            priced_bytes=counted(ledger, metric),
+            priced_bytes=self.counted(ledger, pinned, metric),
             ledger=ledger,
             pinned=pinned,
         )
@@ -98,36 +99,75 @@ class Judge:
     def _verdict(self, record: Record) -> Outcome:
         pinned = pin(record)
         ledger = self.price(pinned)
-        nominal = record.capacity_bytes
-        capacity = pinned.gpu.capacity_bytes or nominal
-        if nominal is not None and capacity is not None and not 0.85 < capacity / nominal < 1.05:
-            capacity = nominal  # the card of that name in another size
-        if capacity is None:
-            raise Skip("the card's size is not known")
         return Outcome(
-            record=record, priced_bytes=counted(ledger, Metric.DEVICE), capacity_bytes=capacity, ledger=ledger, pinned=pinned
+            record=record,
+            priced_bytes=self.counted(ledger, pinned, Metric.DEVICE),
+            capacity_bytes=_capacity(record, pinned),
+            ledger=ledger,
+            pinned=pinned,
         )
+
+    def counted(self, ledger: Ledger, pinned: Pinned, metric: Metric) -> int:
+        """Returns the bytes that a metric counts.
+
+        Loading is left out unless the counter was not reset after it: every program loads in its own way. What the
+        allocator holds above what lies in it comes from a replay of the step.
+        """
+        gpu = ledger.gpu
+        step = max(gpu.by_moment[moment] for moment in TRAINING)
+        allocated = max(step, gpu.by_moment[Moment.LOAD]) if pinned.software.counts_loading else step
+        if metric is Metric.ALLOCATED:
+            return allocated
+        reserved = allocated
+        if not pinned.config.expandable_segments:
+            capacity = pinned.gpu.capacity_bytes
+            room = None if capacity is None else capacity - gpu.outside_allocator_bytes
+            above = reserved_above_allocated(pinned.model, pinned.config, self._facts(pinned), room)
+            reserved = max(allocated, step + above)
+        return reserved if metric is Metric.RESERVED else reserved + gpu.outside_allocator_bytes
 
     def price(self, pinned: Pinned) -> Ledger:
         """Returns the bill of a pinned configuration."""
-        facts = replace(ledger_facts(pinned.gpu), stack=pinned.software.stack)
+        facts = self._facts(pinned)
         key = (pinned.model.key, pinned.model.model_type, facts)
         if key not in self._estimators:
             self._estimators[key] = Estimator(pinned.model, facts)
         return self._estimators[key].ledger(pinned.config)
 
+    @staticmethod
+    def _facts(pinned: Pinned) -> LedgerFacts:
+        return replace(ledger_facts(pinned.gpu), stack=pinned.software.stack)
 
-def counted(ledger: Ledger, metric: Metric) -> int:
-    """Returns the bytes that a metric counts of the training step.
 
-    Loading is left out: every program loads in its own way, and most counters are reset after it.
+def _best_metric(record: Record) -> tuple[Metric, int]:
+    """Returns what is compared: the allocated bytes where a record has them too, else its figure.
+
+    Raises:
+        Skip: When the record's metric is not known or it holds no figure.
     """
-    gpu = ledger.gpu
-    allocated = max(gpu.by_moment[moment] for moment in TRAINING)
-    if metric is Metric.ALLOCATED:
-        return allocated
-    reserved = allocated + gpu.reserved_above_allocated_bytes
-    return reserved if metric is Metric.RESERVED else reserved + gpu.outside_allocator_bytes
+    metric, published = read_metric(record), record.measured_bytes
+    if published is None:
+        raise Skip("the record holds no figure")
+    others = record.mapping("other_metrics")
+    for name in ("peak_allocated_gib", "peak_active_gib"):
+        value = others.get(name)
+        if metric is not Metric.ALLOCATED and isinstance(value, int | float) and value > 0:
+            return Metric.ALLOCATED, int(value * GIB)
+    return metric, published
+
+
+def _capacity(record: Record, pinned: Pinned) -> int:
+    """Returns what the card of a record has.
+
+    Raises:
+        Skip: When neither the catalogue nor the record says it.
+    """
+    nominal, capacity = record.capacity_bytes, pinned.gpu.capacity_bytes
+    if nominal is not None and (capacity is None or not 0.85 < capacity / nominal < 1.05):
+        capacity = nominal  # the card of that name in another size
+    if capacity is None:
+        raise Skip("the card's size is not known")
+    return capacity
 
 
 def judge_all(records: Iterable[Record]) -> list[Outcome]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from memc.facts import ModelFacts
 from memc.facts.records import Block, BlockGroup, Component, Linear
 from memc.ledger.constants import Stack
-from memc.ledger.machine import Gradients, Machine, Tensor
+from memc.ledger.machine import Gradients, Machine, Node, Tensor
 from memc.ledger.operations import operation
 from memc.ledger.products import Weight, base_linear
 
@@ -19,6 +19,8 @@ _FUSED_ROTARY = "def rotate(x):\n    return rotate_in_place(x)\n"
 _FUSED_ADAPTERS = (
     "def linear(m, x):\n    if adapted(m):\n        return fused_adapter(m, x)\n    return base_linear(m, x)\n"
 )
+_SWIGLU = "silu(linear(gate_proj, x)) * linear(up_proj, x)"
+_FUSED_SWIGLU = "fused_swiglu(linear(gate_proj, x), linear(up_proj, x))"
 
 
 def with_kernels(model: ModelFacts, stack: Stack) -> ModelFacts:
@@ -29,7 +31,12 @@ def with_kernels(model: ModelFacts, stack: Stack) -> ModelFacts:
         "linear": _FUSED_ADAPTERS if stack.fused_adapters else "",
     }
     functions = {name: text for name, text in functions.items() if text}
-    return _with_blocks(model, lambda block: replace(block, forward=replaced(block.forward, functions)))
+
+    def change(block: Block) -> Block:
+        text = replaced(block.forward, functions)
+        return replace(block, forward=text.replace(_SWIGLU, _FUSED_SWIGLU) if stack.fused_swiglu else text)
+
+    return _with_blocks(model, change)
 
 
 def replaced(program: str, functions: Mapping[str, str]) -> str:
@@ -73,6 +80,25 @@ def fused_rms_norm(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 
 
 @operation
+def fused_swiglu(machine: Machine, gate: Tensor, up: Tensor) -> Tensor:
+    """Returns silu(gate) * up; keeps both, and backward writes their gradients over them.
+
+    Source: Liger-Kernel ops/swiglu.py, LigerSiLUMulFunction.
+    """
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None and node is not None
+        machine._forget(node)  # the gradients take the place of what was kept
+        return [machine.like(gradient, "gradient in place of gate"), machine.like(gradient, "gradient in place of up")]
+
+    node = machine.track([gate, up], [gate, up], backward)
+    out = machine.like(gate, "product")
+    machine.produce(node, out)
+    return out
+
+
+@operation
 def rotate_in_place(machine: Machine, x: Tensor) -> Tensor:
     """Returns `x` rotated where it lies. Source: Unsloth rope_embedding.py, Liger-Kernel ops/rope.py."""
 
@@ -100,15 +126,31 @@ def fused_adapter(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
         (gradient,) = gradients
         assert gradient is not None
         machine.buffers((x_unit, x_bytes), name="adapter's share of the input gradient")
-        return [None, machine.keep(gradient)]
+        return [None, machine.keep(gradient), *_adapter_gradients(machine, (weight,))]
 
     x_unit, x_bytes = x.unit, x.width * x.item
     dropped = machine.like(x, f"{weight.name} dropped input") if machine.names["dropped"] else machine.keep(x)
-    node = machine.track([x, result], [x, dropped], backward)
+    node = machine.track([x, result, *_adapter_nodes(machine, (weight,))], [x, dropped], backward)
     out = machine.view(result)
     machine.produce(node, out)
     machine.release(result, dropped)
     return out
+
+
+def _adapter_nodes(machine: Machine, weights: tuple[Weight, ...]) -> list[Node | None]:
+    """Returns the nodes that take the gradients of adapters."""
+    return [part.node(machine) for part in _adapter_parts(weights)]
+
+
+def _adapter_gradients(machine: Machine, weights: tuple[Weight, ...]) -> list[Tensor | None]:
+    """Returns fresh gradients of adapters, in the order of their nodes."""
+    return [
+        machine.new(part.unit, part.elements, part.item, f"{part.name} gradient") for part in _adapter_parts(weights)
+    ]
+
+
+def _adapter_parts(weights: tuple[Weight, ...]) -> list[Weight]:
+    return [part for weight in weights for part in (weight.down, weight.up) if part is not None]
 
 
 # -- LitGPT ------------------------------------------------------------------------------------------------------------
@@ -255,12 +297,13 @@ def litgpt_qkv(machine: Machine, query: Weight, key: Weight, value: Weight, x: T
         machine.release(picked)
         out = machine.new(*shape[:3], "gradient of adapter input", last=shape[3]) if x_node is not None else None
         machine.release(dropped)
-        return [out, machine.keep(gradient)]
+        return [out, machine.keep(gradient), *_adapter_gradients(machine, parts)]
 
     dropped = machine.like(x, "dropped adapter input") if machine.names["dropped"] else machine.keep(x)
     mask = machine.like(x, "dropout mask", item=1) if machine.names["dropped"] else None
     after = machine.new(x.unit, adapted, item, "adapters' output")
-    node = machine.track([x, pretrained], [dropped, mask, after], backward)
+    inputs = [x, pretrained, *_adapter_nodes(machine, parts)]
+    node = machine.track(inputs, [dropped, mask, after], backward)
     padded = machine.new(x.unit, rows, item, "padded adapters' output")
     scaled = machine.new(x.unit, rows, item, "scaled adapters' output")
     machine.release(padded)
@@ -308,5 +351,3 @@ def litgpt_heads(
         views.append(part)
     machine.produce(node, *views)
     return tuple(views)
-
-

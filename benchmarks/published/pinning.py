@@ -88,7 +88,7 @@ def pin(record: Record) -> Pinned:
         checkpoint_every=checkpoint_every,
         optimizer=read_optimizer(record),
         lora=None if method is Method.FULL else _lora(record, model, software, precision),
-        zero=_zero(sharding, optimizer_offload, param_offload, model),
+        zero=_zero(sharding, (optimizer_offload, param_offload), model, software),
         eval_batch_size=0,
         expandable_segments=False,
         gradient_as_bucket_view=False,
@@ -110,7 +110,7 @@ def _modelled(model: ModelFacts, software: Software) -> ModelFacts:
     """
     if software.modelling == "litgpt":
         return as_litgpt(model)
-    if False and not all(group.block.forward for group in model.groups):
+    if not all(group.block.forward for group in model.groups):
         raise Skip(f"the layers of family {model.model_type} are not described as a program")
     return with_kernels(model, software.stack)
 
@@ -202,23 +202,26 @@ def match_targets(model: ModelFacts, targets: object) -> tuple[str, ...]:
 _FUSED_QKV = ("query_key_value", "c_attn", "qkv_proj", "Wqkv")
 
 
-def _zero(sharding: Sharding, optimizer: Offload, param: Offload, model: ModelFacts) -> ZeroConfig | None:
-    """Returns ZeRO settings with DeepSpeed's defaults, as a ds_config without them has."""
+def _zero(
+    sharding: Sharding, offload: tuple[Offload, Offload], model: ModelFacts, software: Software
+) -> ZeroConfig | None:
+    """Returns ZeRO settings: DeepSpeed's defaults, or what transformers fills in for stage 3 where it runs it."""
     if sharding.engine is not Engine.DEEPSPEED:
         return None
-    hidden = model.hidden_size
-    third = sharding.stage == 3
+    hidden, third = model.hidden_size, sharding.stage == 3
+    fills = third and not software.plain_deepspeed
     return ZeroConfig(
         stage=sharding.stage,
-        offload_optimizer=optimizer,
-        offload_param=param if third else Offload.NONE,
-        reduce_bucket_elements=hidden * hidden if third else _fact("deepspeed.reduce_bucket_elements"),
+        offload_optimizer=offload[0],
+        offload_param=offload[1] if third else Offload.NONE,
+        reduce_bucket_elements=hidden * hidden if fills else _fact("deepspeed.reduce_bucket_elements"),
         allgather_bucket_elements=_fact("deepspeed.allgather_bucket_elements"),
-        prefetch_elements=int(0.9 * hidden * hidden),
-        persistence_elements=10 * hidden,
+        prefetch_elements=int(0.9 * hidden * hidden) if fills else _fact("deepspeed.prefetch_elements"),
+        persistence_elements=10 * hidden if fills else _fact("deepspeed.persistence_elements"),
         max_live_elements=_fact("deepspeed.max_live_elements"),
         sub_group_elements=_fact("deepspeed.sub_group_elements"),
         overlap_comm=False,
+        partitioned_at_load=software.partitions_at_load,
     )
 
 
@@ -240,7 +243,7 @@ def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfi
 
 
 def _upcasts(record: Record, method: Method, sharding: Sharding) -> bool:
-    """Returns whether what a 4-bit base leaves is cast to fp32: TRL and PEFT's advice do, but not for a sharded base."""
+    """Returns whether what a 4-bit base leaves is cast to fp32, as PEFT advises and TRL does but for a sharded base."""
     if method is not Method.QLORA or sharding.engine is Engine.FSDP:
         return False
     text = record.text("fused_kernels")

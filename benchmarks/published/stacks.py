@@ -31,6 +31,9 @@ class Software:
         mixed_units: Whether FSDP's flat parameters mix frozen and trained weights.
         reduces_each_micro_batch: Whether gradients are reduced after each micro-batch.
         reduce_fp32: Whether they are reduced in fp32.
+        partitions_at_load: Whether ZeRO-3 cuts weights while they are loaded.
+        counts_loading: Whether the counter of memory was not reset after loading.
+        plain_deepspeed: Whether DeepSpeed runs with its own defaults rather than those that transformers fills in.
     """
 
     name: str
@@ -42,6 +45,9 @@ class Software:
     mixed_units: bool = False
     reduces_each_micro_batch: bool = True
     reduce_fp32: bool = False
+    partitions_at_load: bool = True
+    counts_loading: bool = False
+    plain_deepspeed: bool = False
 
 
 def read_software(record: Record) -> Software:
@@ -62,6 +68,9 @@ def read_software(record: Record) -> Software:
         modelling=str(entry.get("modelling", "")),
         mixed_units=bool(entry.get("mixed_units", False)),
         reduce_fp32=bool(entry.get("reduce_fp32", False)),
+        partitions_at_load=bool(entry.get("partitions_at_load", True)),
+        counts_loading=bool(entry.get("counts_loading", False)),
+        plain_deepspeed=bool(entry.get("plain_deepspeed", False)),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )
 
@@ -86,6 +95,7 @@ def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | 
         logits_stay=bool(entry.get("logits_stay", False)),
         shifted_copy=not entry.get("logits_kept", False) and _before(version, "transformers.labels_padded_since"),
         fused_norm=bool(entry.get("fused_norm", fused)),
+        fused_swiglu=bool(entry.get("fused_swiglu", False)),
         fused_rotary=bool(entry.get("fused_rotary", fused)),
         fused_adapters="fused lora" in kernels,
     )
