@@ -58,6 +58,7 @@ def explain_document(answer: Plan | Infeasible, *, spec_digest: str, resolved: d
         "ledger": ledger_document(ledger),
         "clock": clock_document(clock),
         "traced": _traced(answer.traced) if isinstance(answer, Plan) and answer.traced is not None else None,
+        "reasons": list(answer.reasons) if isinstance(answer, Plan) else list(answer.causes),
         "trail": [_trail_step(step) for step in answer.trail],
         "infeasible": refusal,
         "considered": answer.considered,

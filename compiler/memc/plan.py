@@ -171,6 +171,7 @@ class Plan:
         considered: Configurations that were priced.
         facts: Keys and values of the facts used, for the lock.
         warnings: Sentences the person must read (near a failure boundary, an assumption that carries the answer).
+        reasons: Why the plan is what it is: what stands in the way as asked, what lower rungs lack, what is not needed.
         traced: The trace that its total is known by; None when it is estimated.
     """
 
@@ -190,6 +191,7 @@ class Plan:
     facts: dict[str, str]
     provenance: tuple[Provenance, ...] = ()
     warnings: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
     traced: Certified | None = None
 
 

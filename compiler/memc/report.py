@@ -36,6 +36,7 @@ _QUANTITY = re.compile(r"(?<=\d) (?=(?:[KMG]iB|s|min|h|days|tokens|steps)\b)|(?<
 def plan_report(plan: Plan) -> RenderableType:
     """Returns the report of a plan."""
     parts: list[RenderableType] = [_Sentence(line) for line in plan_verdict(plan)]
+    parts += [_Sentence(f"WHY: {reason}") for reason in plan.reasons]
     parts += [Text(""), _Bar(plan.ledger.gpu, plan.budget.gpu_bytes), Text(""), _Bill(plan.ledger.gpu)]
     parts += [_host_line(plan.ledger.host, plan.budget.host_bytes), Text("")]
     parts += [_trail_table(plan.trail), Text(""), _clock_table(plan)]

@@ -11,7 +11,7 @@ from memc.errors import MemcError
 from memc.ladder import with_micro_batch
 from memc.ledger.estimate import Estimator
 from memc.plan import Relaxation
-from memc.solver.resolve import Question, resolve
+from memc.solver.resolve import Question, host_bytes_for, resolve
 from memc.solver.search import Machine
 from memc.solver.space import Totals
 from memc.spec import LoadedSpec, Size, Spec
@@ -152,11 +152,12 @@ def _host(machine: Machine, host_bytes: int) -> list[Relaxation]:
     )
     if needed is None:
         return []
+    given = machine.question.loaded.spec.hardware.host_memory
     return [
         Relaxation(
             input="hardware.host_memory",
-            now=format_gib(host_bytes),
-            needed=f"{ceil_div(needed, GIB)}GiB",
+            now=given.text if given is not None else "not given",
+            needed=f"{ceil_div(host_bytes_for(needed), GIB)}GiB",
             reason="of host memory of one node, offloaded states and pinned buffers included",
         )
     ]
@@ -207,7 +208,7 @@ def _host_not_given(variations: _Variations) -> list[Relaxation]:
         Relaxation(
             input="hardware.host_memory",
             now="not given",
-            needed=f"{ceil_div(min(needs), GIB)}GiB",
+            needed=f"{ceil_div(host_bytes_for(min(needs)), GIB)}GiB",
             reason="with optimizer or parameters offloaded to the host",
         )
     ]

@@ -21,10 +21,12 @@ from memc.facts import GpuFacts, ModelFacts, default_lora_targets
 from memc.ladder import Dimension, Situation, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, RunSettings
+from memc.solver.combinations import refused_combinations
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
 from memc.spec import LoadedSpec, ModuleSet
-from memc.units import format_gib
+from memc.units import ceil_div, format_gib
 
+_RESERVE_PART = 50
 _LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64}
 _LONGEST_LOSS_SECONDS = 3600
 _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
@@ -88,17 +90,24 @@ def resolve(
     lora = _lora_settings(loaded, model)
     method = spec.methods[0]
     config = pinned_engine(loaded, _as_asked(loaded, model, gpu, method, lora), zero, fsdp)
+    refused = refused_combinations(loaded, config, lora, model, gpu)
+    if refused:
+        raise MemcError(tuple(refused))
     sequences, share, assumptions = _data_amount(loaded, samples)
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
-    reserve = spec.memory.reserve.bytes if spec.memory.reserve else ledger_facts.context_spread_bytes + capacity // 50
+    reserve = (
+        spec.memory.reserve.bytes
+        if spec.memory.reserve
+        else ledger_facts.context_spread_bytes + capacity // _RESERVE_PART
+    )
     limit = spec.time.budget
     price = spec.hardware.usd_per_gpu_hour
     budget = Budget(
         gpu_bytes=target.bytes if target is not None else capacity - reserve,
         capacity_bytes=capacity,
         reserve_bytes=reserve if target is None else max(0, capacity - target.bytes),
-        host_bytes=spec.hardware.host_memory.bytes if spec.hardware.host_memory else None,
+        host_bytes=usable_host_bytes(spec.hardware.host_memory.bytes) if spec.hardware.host_memory else None,
         nvme_bytes=spec.hardware.nvme.bytes if spec.hardware.nvme else 0,
         seconds=limit.seconds if limit else None,
         usd=limit.usd if limit else None,
@@ -130,6 +139,16 @@ def resolve(
         length_share=share,
         assumptions=assumptions,
     )
+
+
+def usable_host_bytes(size_bytes: int) -> int:
+    """Returns what of a node's memory a run may use: one part in fifty stays for the system, as on the card."""
+    return size_bytes - size_bytes // _RESERVE_PART
+
+
+def host_bytes_for(needed_bytes: int) -> int:
+    """Returns the memory of a node of which `needed_bytes` may be used."""
+    return ceil_div(needed_bytes * _RESERVE_PART, _RESERVE_PART - 1)
 
 
 def run_settings(

@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from memc.clock import Clock, StepTime, clock_facts
+from memc.clock import Clock, clock_facts
 from memc.config import Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
+from memc.solver.reasons import reasons
 from memc.solver.resolve import Question, resolve, run_settings
 from memc.solver.search import Machine
-from memc.solver.space import Candidate, Frame, Shape
+from memc.solver.space import Frame, Shape
+from memc.solver.timed import Timed
 from memc.solver.trail import trail
 from memc.solver.warnings import warnings
 from memc.spec import LoadedSpec, Objective
 
 TIE_SHARE = 1.03
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """A configuration that fits, with its time."""
-
-    frame: Frame
-    shape: Shape
-    time: StepTime
-
-    @property
-    def config(self) -> TrainingConfig:
-        """The configuration."""
-        return self.frame.with_shape(self.shape)
-
-    @property
-    def candidate(self) -> Candidate:
-        """The configuration with its techniques and its price."""
-        return self.frame.candidate(self.shape)
-
-    @property
-    def seconds_per_sample(self) -> float:
-        """Step time over the samples of the step."""
-        return self.time.step_seconds / self.config.global_batch_size
 
 
 def machine_for(
@@ -176,6 +154,7 @@ def _plan(machine: Machine, best: Timed) -> Plan:
     per_epoch = None if steps is None or not epochs else max(1, round(steps / epochs))
     total = best.time.total_seconds
     mean = best.time.step_seconds if total is None or not steps else total / steps
+    climbed = trail(machine, chosen)
     return Plan(
         name=question.loaded.name,
         config=config,
@@ -187,10 +166,11 @@ def _plan(machine: Machine, best: Timed) -> Plan:
         budget=question.budget,
         rung=chosen.rung,
         techniques=tuple(technique.name for technique in chosen.techniques),
-        trail=trail(machine, chosen),
+        trail=climbed,
         total_steps=steps,
         considered=machine.space().considered,
         facts={},
         provenance=provenance(machine, chosen),
         warnings=warnings(machine, chosen, best.time),
+        reasons=reasons(machine, best, climbed),
     )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 from memc.clock import StepTime
-from memc.config import Attention, Offload, Precision
+from memc.config import Attention, Precision
 from memc.ledger import Ledger
 from memc.solver.resolve import Question
+from memc.solver.combinations import combination_warnings
 from memc.solver.search import Machine
 from memc.solver.space import Candidate
 from memc.units import format_gib
@@ -63,8 +64,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
-    if config.zero is not None and config.zero.offload_optimizer is Offload.CPU and config.checkpoint_every:
-        found.append("recomputation and offload add up: both lengthen every step")
+    found += combination_warnings(config, question.model, question.gpu)
     if config.attention is Attention.EAGER:
         found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
     found += [technique.boundary for technique in chosen.techniques if technique.rung >= _STATED_FROM_RUNG]

@@ -1,0 +1,56 @@
+"""What the named rules say of a configuration: pins that are refused, and sentences for a plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memc.config import LoraConfig, Method, TrainingConfig
+from memc.errors import Diagnostic
+from memc.facts import GpuFacts, ModelFacts, load_fact
+from memc.rules import Severity, broken_rules, facts_of, message
+from memc.spec import LoadedSpec
+
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
+
+
+def planned_versions() -> dict[str, str]:
+    """Returns the version of each package that a folder is planned for."""
+    return {name: str(load_fact(f"stack.{name}").value) for name in _PACKAGES}
+
+
+def refused_combinations(
+    loaded: LoadedSpec, config: TrainingConfig, lora: LoraConfig, model: ModelFacts, gpu: GpuFacts
+) -> list[Diagnostic]:
+    """Returns a diagnostic for each rule that the configuration as asked breaks whatever method the spec allows.
+
+    Args:
+        loaded: The spec.
+        config: The configuration as asked, all pins applied.
+        lora: Adapters of the methods that have some.
+        model: Facts of the model.
+        gpu: Facts of the card.
+    """
+    versions, found = planned_versions(), []
+    by_method = []
+    for method in loaded.spec.methods:
+        adapters = None if method is Method.FULL else config.lora or lora
+        values = facts_of(replace(config, method=method, lora=adapters), model, gpu)
+        by_method.append((values, broken_rules(values, versions, (Severity.ERROR,))))
+    values, rules = by_method[0]
+    for rule in rules:
+        if all(rule in others for _, others in by_method):
+            field = next((name for name in rule.fields if _is_set(loaded, name)), rule.fields[0])
+            found.append(loaded.diagnostic(field, "combination", f"{message(rule, values)} ({rule.id})", rule.fix))
+    return found
+
+
+def combination_warnings(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> list[str]:
+    """Returns the sentences of all rules that warn of a configuration."""
+    values = facts_of(config, model, gpu)
+    rules = broken_rules(values, planned_versions(), (Severity.WARNING,))
+    return [f"{message(rule, values)}: {rule.fix} ({rule.id})" for rule in rules]
+
+
+def _is_set(loaded: LoadedSpec, field: str) -> bool:
+    _, found = loaded.document.find(tuple(field.split(".")))
+    return found == tuple(field.split("."))
