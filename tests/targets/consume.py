@@ -1,6 +1,7 @@
 """Shows emitted folders to the real programs, in a process of its own; prints one JSON object per folder.
 
-Run as: python consume.py FOLDER...
+Run as: python consume.py PORT PROCESSES FOLDER...; with more than one process, the others are stood in for by torch's
+fake process group, so that world sizes, meshes and batches are those of the plan.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def read_accelerate(folder: Path) -> dict[str, Any]:
     from accelerate.utils import DeepSpeedPlugin
     from accelerate.utils.launch import prepare_deepspeed_cmd_env
 
-    command = ["--config_file", str(folder / "accelerate.yaml"), "--main_process_port", "0"]
+    command = ["--config_file", str(folder / "accelerate.yaml"), "--main_process_port", "29555"]
+    command += ["--main_process_ip", "127.0.0.1", "--machine_rank", "0"]
     deepspeed_file = folder / "ds_config.json"
     if deepspeed_file.exists():
         command += ["--deepspeed_config_file", str(deepspeed_file)]
@@ -66,10 +68,41 @@ def read_accelerate(folder: Path) -> dict[str, Any]:
             os.environ.update(before)
     return {
         "use_deepspeed": args.use_deepspeed,
+        "use_fsdp": args.use_fsdp,
         "multi_gpu": args.multi_gpu,
         "num_processes": args.num_processes,
+        "num_machines": args.num_machines,
         "mixed_precision": args.mixed_precision,
+        "fsdp": read_fsdp(args) if args.use_fsdp else None,
     }
+
+
+def read_fsdp(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the FSDP plugin and the device mesh that an Accelerator makes of what the launcher hands over."""
+    from accelerate import Accelerator
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    before = dict(os.environ)
+    os.environ.update(prepare_multi_gpu_env(args))
+    try:
+        accelerator = Accelerator()
+        plugin, mesh = accelerator.state.fsdp_plugin, accelerator.torch_device_mesh
+        return {
+            "type": accelerator.distributed_type.value,
+            "version": plugin.fsdp_version,
+            "reshard": plugin.reshard_after_forward,
+            "offload": type(plugin.cpu_offload).__name__,
+            "state_dict": plugin.state_dict_type.name,
+            "wraps": plugin.transformer_cls_names_to_wrap,
+            "checkpointing": plugin.activation_checkpointing,
+            "checkpoint_offload": plugin.activation_checkpointing_offload,
+            "efficient_loading": plugin.cpu_ram_efficient_loading,
+            "param_dtype": str(getattr(plugin.mixed_precision_policy, "param_dtype", None)),
+            "mesh": dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True)) if mesh is not None else {},
+        }
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def read_peft(folder: Path) -> dict[str, Any]:
@@ -92,7 +125,12 @@ def read_peft(folder: Path) -> dict[str, Any]:
 def consume(folder: Path) -> dict[str, Any]:
     """Returns what each program read from the folder."""
     script = load_script(folder)
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
     args = read_arguments(script)
+    if hasattr(script, "shard_on_the_cpu"):
+        script.shard_on_the_cpu()
     report: dict[str, Any] = {"class": type(args).__name__, "accelerate": read_accelerate(folder)}
     kept = args.to_dict()
     report["arguments"] = {
@@ -115,6 +153,14 @@ def consume(folder: Path) -> dict[str, Any]:
             "reduce_bucket_size": read.zero_config.reduce_bucket_size,
             "offload_optimizer": str(getattr(read.zero_config.offload_optimizer, "device", "none")),
             "offload_param": str(getattr(read.zero_config.offload_param, "device", "none")),
+            "nvme": [
+                str(getattr(section, "nvme_path", None))
+                for section in (read.zero_config.offload_optimizer, read.zero_config.offload_param)
+            ],
+            "aio": read.aio_config,
+            "hpz": read.zero_config.zero_hpz_partition_size,
+            "bf16_masters": read.bfloat16_config.bf16_master_weights_and_grads,
+            "bf16_states": read.bfloat16_config.bf16_optimizer_states,
             "auto_left": [key for key, value in settings.items() if value == "auto"],
         }
     if (folder / "peft_config.json").exists():
@@ -124,9 +170,15 @@ def consume(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Prints a report for each folder of the command line."""
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {"MASTER_PORT": sys.argv[1], "DS_ACCELERATOR": "cpu", "ACCELERATE_LOG_LEVEL": "error"}
-    for name in sys.argv[2:]:
+    port, processes = sys.argv[1:3]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": processes, "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": port, "DS_ACCELERATOR": "cpu", "ACCELERATE_LOG_LEVEL": "error"}
+    if int(processes) > 1:
+        import torch
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        torch.distributed.init_process_group("fake", rank=0, world_size=int(processes), store=FakeStore())
+    for name in sys.argv[3:]:
         try:
             report = consume(Path(name))
         except BaseException:

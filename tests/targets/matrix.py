@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memc.config import (
     AdapterPrecision,
     Attention,
     Engine,
+    FsdpConfig,
     LossHead,
     Method,
     Offload,
@@ -18,9 +20,18 @@ from memc.config import (
     TrainingConfig,
 )
 from memc.render import render
-from planmaker import make_config, make_plan, make_run
+from planmaker import make_config, make_plan, make_run, make_zero
 
-_CPU = Offload.CPU
+_CPU, _NVME = Offload.CPU, Offload.NVME
+NVME_SETTINGS = {
+    "nvme_buffer_elements": 4_000_000,
+    "nvme_buffers": 5,
+    "nvme_resident_elements": 1_000_000,
+    "nvme_state_buffers": 4,
+    "nvme_block_bytes": 1 << 20,
+    "nvme_queue_depth": 8,
+    "nvme_threads": 1,
+}
 
 
 def _deepspeed() -> dict[str, TrainingConfig]:
@@ -33,7 +44,6 @@ def _deepspeed() -> dict[str, TrainingConfig]:
                 cases[name] = make_config(engine=Engine.DEEPSPEED, stage=stage, method=method, precision=precision)
     for stage in (1, 2, 3):
         base = make_config(engine=Engine.DEEPSPEED, stage=stage, method=Method.FULL)
-        cases[f"zero{stage}-pure"] = replace(base, precision=Precision.BF16_PURE)
         cases[f"zero{stage}-8bit"] = replace(base, optimizer=Optimizer.ADAMW_8BIT)
         cases[f"zero{stage}-foreach"] = replace(base, optimizer=Optimizer.ADAMW_FOREACH)
         assert base.zero is not None
@@ -64,6 +74,7 @@ def _plain() -> dict[str, TrainingConfig]:
         cases[f"optimizer-{optimizer}"] = make_config(optimizer=optimizer)
     cases["flash"] = make_config(attention=Attention.FLASH_ATTENTION_2)
     cases["eager"] = make_config(attention=Attention.EAGER)
+    cases["checkpoints-on-host"] = make_config(checkpoint_offload=True)
     cases["every-third-layer"] = make_config(checkpoint_every=3)
     cases["no-checkpointing"] = make_config(checkpoint_every=0)
     cases["no-evaluation"] = make_config(eval_batch_size=0)
@@ -73,9 +84,61 @@ def _plain() -> dict[str, TrainingConfig]:
     return cases
 
 
+def _fsdp() -> dict[str, TrainingConfig]:
+    """Returns FSDP2 x method x precision on one node, its settings, hybrid sharding and shared sequences."""
+    cases = {}
+    for method in Method:
+        for precision in Precision:
+            if (method, precision) != (Method.QLORA, Precision.FP16):
+                cases[f"fsdp-{method}-{precision}"] = _spread(1, method=method, precision=precision)
+    full: dict[str, Any] = {"method": Method.FULL}
+    cases["fsdp-offload"] = _spread(1, fsdp=FsdpConfig(offload=_CPU), **full)
+    cases["fsdp-kept-weights"] = _spread(1, fsdp=FsdpConfig(reshard_after_forward=False), **full)
+    cases["fsdp-whole-checkpoints"] = _spread(1, fsdp=FsdpConfig(sharded_checkpoints=False), **full)
+    cases["fsdp-reduced-once"] = _spread(1, fsdp=FsdpConfig(reduce_each_micro_batch=False), **full)
+    cases["fsdp-every-second-layer"] = _spread(1, checkpoint_every=2, **full)
+    cases["fsdp-no-checkpointing"] = _spread(1, checkpoint_every=0, **full)
+    cases["fsdp-checkpoints-on-host"] = _spread(1, checkpoint_offload=True, **full)
+    cases["fsdp-pretrain"] = _spread(1, task=Task.PRETRAIN, **full)
+    cases["fsdp-two-nodes"] = _spread(2, **full)
+    cases["fsdp-hybrid"] = _spread(2, fsdp=FsdpConfig(hybrid=True), **full)
+    cases["fsdp-hybrid-qlora"] = _spread(2, fsdp=FsdpConfig(hybrid=True), method=Method.QLORA)
+    cases["context-parallel"] = _spread(1, context_parallel=2, packing=False, **full)
+    cases["context-parallel-lora"] = _spread(1, context_parallel=4, packing=False)
+    hybrid = FsdpConfig(hybrid=True)
+    cases["context-parallel-hybrid"] = _spread(2, context_parallel=2, packing=False, fsdp=hybrid, **full)
+    return cases
+
+
+def _spread(nodes: int, *, engine: Engine = Engine.FSDP, **changes: Any) -> TrainingConfig:
+    """Returns a configuration for four processes on one or two nodes."""
+    return make_config(engine=engine, gpus_per_node=4 // nodes, nodes=nodes, **changes)
+
+
+def _several_nodes() -> dict[str, TrainingConfig]:
+    """Returns DDP and every ZeRO stage on two nodes, with hybrid sharding and what goes to host and drive."""
+    cases = {"two-nodes-ddp": _spread(2, engine=Engine.DDP)}
+    cases["ddp-qlora"] = _spread(1, engine=Engine.DDP, method=Method.QLORA)
+    for stage in (1, 2, 3):
+        cases[f"two-nodes-zero{stage}"] = _spread(2, engine=Engine.DEEPSPEED, stage=stage, method=Method.FULL)
+    zero = {
+        "zero3-hybrid": make_zero(3, hpz_partition=2),
+        "zero3-nvme": make_zero(3, offload_optimizer=_NVME, offload_param=_NVME, **NVME_SETTINGS),
+        "zero3-nvme-optimizer": make_zero(3, offload_optimizer=_NVME, **NVME_SETTINGS),
+        "zero2-bf16-states": make_zero(2, bf16_master_weights=True, bf16_states=True),
+        "zero3-bf16-states": make_zero(3, bf16_master_weights=True, bf16_states=True),
+        "zero2-bf16-states-offload": make_zero(2, bf16_master_weights=True, bf16_states=True, offload_optimizer=_CPU),
+        "zero2-bf16-masters-offload": make_zero(2, bf16_master_weights=True, offload_optimizer=_CPU),
+    }
+    for name, settings in zero.items():
+        cases[name] = _spread(2, engine=Engine.DEEPSPEED, method=Method.FULL, zero=settings)
+    return cases
+
+
 def matrix() -> dict[str, TrainingConfig]:
-    """Returns all configurations by name. Each is for one process, so that one process can read them all."""
-    return {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
+    """Returns all configurations by name: those of one process, and those of four."""
+    alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
+    return alone | _fsdp() | _several_nodes()
 
 
 def write_matrix(root: Path) -> dict[str, Path]:

@@ -36,21 +36,25 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def reports(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Returns what the real programs said, by case; all folders are read by one process to import them once."""
+    """Returns what the real programs said, by case; one process reads all folders of one world size."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    outcome = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("consume.py")), str(port), *map(str, folders.values())],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path_factory.mktemp("start"),
-        env=framework_environment(),
-        timeout=1200,
-    )
-    lines = [line.removeprefix("REPORT ") for line in outcome.stdout.splitlines() if line.startswith("REPORT ")]
-    found = {Path(report["folder"]).name: report for report in map(json.loads, lines)}
-    assert set(found) == set(CASES), outcome.stderr[-3000:]
+    found = {}
+    for processes in sorted({config.world_size for config in CASES.values()}):
+        own = [str(folder) for name, folder in folders.items() if CASES[name].world_size == processes]
+        outcome = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("consume.py")), str(port), str(processes), *own],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path_factory.mktemp("start"),
+            env=framework_environment(),
+            timeout=1200,
+        )
+        lines = [line.removeprefix("REPORT ") for line in outcome.stdout.splitlines() if line.startswith("REPORT ")]
+        reported = {Path(report["folder"]).name: report for report in map(json.loads, lines)}
+        assert len(reported) == len(own), outcome.stderr[-3000:]
+        found |= reported
     return found
 
 
@@ -65,10 +69,13 @@ def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, 
     assert arguments["per_device_eval_batch_size"] == (config.eval_batch_size or config.micro_batch_size)
     assert arguments["per_device_eval_batch_size"] <= max(config.micro_batch_size, config.eval_batch_size)
     assert arguments["optim"] == config.optimizer.value
-    assert arguments["activation_checkpointing"] is (config.checkpoint_every > 0)
-    checkpointing = arguments["activation_checkpointing_kwargs"]
-    assert checkpointing["every_n_layers"] == max(config.checkpoint_every, 1)
-    assert checkpointing["use_reentrant"] is (config.zero_stage == 3 and config.method is not Method.FULL)
+    by_plugin = config.fsdp is not None and config.checkpoint_every == 1 and config.method is Method.FULL
+    assert arguments["activation_checkpointing"] is (config.checkpoint_every > 0 and not by_plugin)
+    if not by_plugin:
+        checkpointing = arguments["activation_checkpointing_kwargs"]
+        assert checkpointing["every_n_layers"] == max(config.checkpoint_every, 1)
+        assert checkpointing["use_reentrant"] is (config.zero_stage == 3 and config.method is not Method.FULL)
+        assert checkpointing.get("offload", False) is config.checkpoint_offload
     assert arguments["prediction_loss_only"] is True
     if config.task is Task.SFT:
         assert arguments["max_length"] == config.max_length
@@ -88,11 +95,17 @@ def test_deepspeed_reads_its_file(name: str, reports: dict[str, dict[str, Any]],
     assert read["optimizer"] == (None if config.optimizer is Optimizer.ADAMW_8BIT else "adamw")
     if config.zero.stage:
         assert read["reduce_bucket_size"] == config.zero.reduce_bucket_elements
-        assert ("cpu" in read["offload_optimizer"]) is (config.zero.offload_optimizer is Offload.CPU)
-        assert ("cpu" in read["offload_param"]) is (config.zero.offload_param is Offload.CPU)
+        assert read["offload_optimizer"].endswith(config.zero.offload_optimizer.value)
+        assert read["offload_param"].endswith(config.zero.offload_param.value)
+    places = [config.zero.offload_optimizer, config.zero.offload_param]
+    assert read["nvme"] == ["/local_nvme" if place is Offload.NVME else "None" for place in places]
+    if Offload.NVME in places:
+        assert read["aio"]["queue_depth"] == config.zero.nvme_queue_depth
+    assert read["hpz"] == config.zero.hpz_partition
+    assert (read["bf16_masters"], read["bf16_states"]) == (config.zero.bf16_master_weights, config.zero.bf16_states)
 
     document = json.loads((folders[name] / "ds_config.json").read_text())
-    assert document["bf16"]["enabled"] is (config.precision in (Precision.BF16, Precision.BF16_PURE))
+    assert document["bf16"]["enabled"] is (config.precision is Precision.BF16)
     assert document["fp16"]["enabled"] is (config.precision is Precision.FP16)
     gathers = document["zero_optimization"].get("stage3_gather_16bit_weights_on_model_save")
     assert gathers is (True if config.zero.stage == 3 else None)
@@ -104,7 +117,9 @@ def test_accelerate_reads_its_file(name: str, reports: dict[str, dict[str, Any]]
 
     config, read = CASES[name], reports[name]["accelerate"]
     assert read["use_deepspeed"] is (config.engine is Engine.DEEPSPEED)
+    assert read["use_fsdp"] is (config.engine is Engine.FSDP)
     assert read["num_processes"] == config.world_size
+    assert read["num_machines"] == config.nodes
     document = yaml.safe_load((folders[name] / "accelerate.yaml").read_text())
     if config.engine is Engine.DEEPSPEED:
         keys = set(document) | set(document["deepspeed_config"])
@@ -112,6 +127,28 @@ def test_accelerate_reads_its_file(name: str, reports: dict[str, dict[str, Any]]
     else:
         expected = {Precision.BF16: "bf16", Precision.FP16: "fp16"}.get(config.precision, "no")
         assert read["mixed_precision"] == expected
+
+
+@pytest.mark.parametrize("name", [name for name, config in CASES.items() if config.engine is Engine.FSDP])
+def test_accelerate_shards_as_the_plan_says(name: str, reports: dict[str, dict[str, Any]]) -> None:
+    config, read = CASES[name], reports[name]["accelerate"]["fsdp"]
+    fsdp = config.fsdp
+    assert fsdp is not None
+    assert (read["type"], read["version"], read["reshard"]) == ("FSDP", 2, fsdp.reshard_after_forward)
+    assert read["offload"] == ("CPUOffloadPolicy" if fsdp.offload is Offload.CPU else "OffloadPolicy")
+    assert read["state_dict"] == ("SHARDED_STATE_DICT" if fsdp.sharded_checkpoints else "FULL_STATE_DICT")
+    assert read["wraps"] == ["LlamaDecoderLayer"]
+    assert read["efficient_loading"] is (config.method is not Method.QLORA)
+    by_plugin = config.checkpoint_every == 1 and config.method is Method.FULL
+    assert read["checkpointing"] is by_plugin
+    assert read["checkpoint_offload"] is (by_plugin and config.checkpoint_offload)
+    dtype = {Precision.BF16: "torch.bfloat16", Precision.FP16: "torch.float16"}.get(config.precision, "None")
+    assert read["param_dtype"] == dtype
+    mesh = read["mesh"]
+    assert mesh.get("dp_replicate", 1) == (config.nodes if fsdp.hybrid else 1)
+    assert mesh.get("cp", 1) == config.context_parallel
+    if mesh:
+        assert mesh.get("dp_shard", 1) * mesh.get("cp", 1) == config.shard_ranks
 
 
 @pytest.mark.parametrize("name", [name for name, config in CASES.items() if config.lora is not None])
@@ -155,7 +192,9 @@ def test_requirements_are_met_here(folders: dict[str, Path]) -> None:
         config = CASES[name]
         assert ("deepspeed" in names) is (config.engine is Engine.DEEPSPEED)
         assert ("peft" in names) is (config.lora is not None)
-        quantized = config.method is Method.QLORA or "8bit" in config.optimizer.value
+        quantized = (
+            config.method is Method.QLORA or "8bit" in config.optimizer.value or "paged" in config.optimizer.value
+        )
         assert ("bitsandbytes" in names) is quantized
 
 

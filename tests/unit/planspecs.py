@@ -15,7 +15,7 @@ model: {model}
 data: {{train: train.jsonl, max_length: {length}, samples: {samples}}}
 method: {method}
 training: {{global_batch_size: {batch}}}
-hardware: {{gpu: {gpu}, count: {count}}}
+hardware: {{gpu: {gpu}, count: {count}, nodes: {nodes}}}
 """
 _DEFAULTS = {
     "model": "Qwen/Qwen2.5-7B",
@@ -25,6 +25,7 @@ _DEFAULTS = {
     "batch": "16",
     "gpu": "rtx-4090",
     "count": "1",
+    "nodes": "1",
 }
 
 

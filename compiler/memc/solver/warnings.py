@@ -7,8 +7,8 @@ import re
 from memc.clock import StepTime
 from memc.config import Attention, Precision
 from memc.ledger import Ledger
-from memc.solver.resolve import Question
 from memc.solver.combinations import combination_warnings
+from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.space import Candidate
 from memc.units import format_gib

@@ -1,0 +1,72 @@
+"""Which rules a configuration breaks, and what is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Any
+
+from memc.config import TrainingConfig
+from memc.facts.records import Component, GpuFacts, ModelFacts
+from memc.rules.records import Rule, Severity
+from memc.rules.table import load_rules
+
+
+def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[str, Any]:
+    """Returns the values that rules test, by name: settings in the words of the spec, figures of model and card."""
+    experts = sum(
+        tensor.params * group.count
+        for group in model.groups
+        for tensor in group.block.tensors
+        if tensor.component is Component.EXPERTS
+    )
+    fsdp = config.fsdp
+    values = {
+        "task": config.task,
+        "method": config.method,
+        "precision": config.precision,
+        "engine": config.engine,
+        "optimizer": config.optimizer,
+        "zero_stage": config.zero_stage if config.zero is not None else None,
+        "offload_optimizer": config.offload_optimizer,
+        "offload_param": config.offload_param,
+        "checkpoint_every": config.checkpoint_every,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "world_size": config.world_size,
+        "shard_ranks": config.shard_ranks,
+        "nodes": config.nodes,
+        "packing": config.packing,
+        "context_parallel": config.context_parallel,
+        "adapter_precision": config.lora.precision if config.lora is not None else None,
+        "fsdp_version": fsdp.version if fsdp is not None else None,
+        "fsdp_reduces_each_micro_batch": fsdp.reduce_each_micro_batch if fsdp is not None else None,
+        "model_type": model.model_type,
+        "fused_expert_params": experts,
+        "gpu_bf16": gpu.bf16,
+        "gpu_name": gpu.name,
+    }
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def broken_rules(
+    values: Mapping[str, Any], versions: Mapping[str, str], severities: Iterable[Severity] = tuple(Severity)
+) -> tuple[Rule, ...]:
+    """Returns the rules whose conditions all hold.
+
+    Args:
+        values: What `facts_of` returns, or the same names from files that someone wrote by hand.
+        versions: Installed or planned version of each package; a rule about another package's version cannot hold.
+        severities: Which kinds to look at.
+    """
+    wanted = frozenset(severities)
+    return tuple(
+        rule
+        for rule in load_rules()
+        if rule.severity in wanted and rule.concerns(versions) and all(test.holds(values) for test in rule.when)
+    )
+
+
+def message(rule: Rule, values: Mapping[str, Any]) -> str:
+    """Returns the rule's sentence with the values in it; large counts are written with separators."""
+    shown = {name: f"{value:,}" if type(value) is int and value >= 10_000 else value for name, value in values.items()}
+    return rule.sentence.format_map(shown)
