@@ -6,20 +6,14 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
-
-from memc.config import TrainingConfig
 
 from agreement.cases import MODES, Mode, Shape, config_of, facts_of, training_config
-
-if TYPE_CHECKING:
-    from memc.trace import StepTrace
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "compiler" / "memc" / "trace"
@@ -105,11 +99,13 @@ def run_traces(wanted: Sequence[tuple[Shape, Mode]], path: Path, *, jobs: int) -
 
 def _spread(groups: Mapping[tuple[str, str], list[Mode]], jobs: int) -> Iterator[Traced]:
     if jobs == 1:
+        if groups:
+            prepare()
         for (model, _), modes in groups.items():
             for mode in modes:
                 yield from trace_cases(model, [mode])
         return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
         pending = [pool.submit(trace_cases, model, modes) for (model, _), modes in groups.items()]
         for future in pending:
             yield from future.result()
@@ -117,7 +113,8 @@ def _spread(groups: Mapping[tuple[str, str], list[Mode]], jobs: int) -> Iterator
 
 def trace_cases(model: str, modes: Iterable[Mode]) -> list[Traced]:
     """Returns the traced cases of one model; an error is part of a case, and does not end the others."""
-    trace_step = _trace_step()
+    from memc.trace import trace_step
+
     sources, found = source_digest(), []
     for mode in modes:
         start, peak, error = monotonic(), 0, ""
@@ -133,24 +130,19 @@ def trace_cases(model: str, modes: Iterable[Mode]) -> list[Traced]:
     return found
 
 
-_LOADED: list[Callable[[TrainingConfig, dict[str, Any]], StepTrace]] = []
+def prepare() -> None:
+    """Readies a process that does nothing but trace: one thread, no warnings, no search for garbage among imports."""
+    import gc
+    import warnings
+    from importlib import import_module
 
+    import torch
 
-def _trace_step() -> Callable[[TrainingConfig, dict[str, Any]], StepTrace]:
-    """Returns `memc.trace.trace_step`; what importing it made is taken out of garbage collection, once."""
-    if not _LOADED:
-        import gc
-        import warnings
-
-        import torch
-        from memc.trace import trace_step
-
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        gc.collect()
-        gc.freeze()
-        _LOADED.append(trace_step)
-    return _LOADED[0]
+    import_module("memc.trace")
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
 
 
 def table_text(cases: Iterable[Traced], versions: Mapping[str, str]) -> str:
