@@ -19,7 +19,7 @@ _FUSED_ROTARY = "def rotate(x):\n    return rotate_in_place(x)\n"
 _FUSED_ADAPTERS = (
     "def linear(m, x):\n    if adapted(m):\n        return fused_adapter(m, x)\n    return base_linear(m, x)\n"
 )
-_SWIGLU = "silu(linear(gate_proj, x)) * linear(up_proj, x)"
+_SWIGLU = re.compile(r"\b(?:silu|activate)\(linear\(gate_proj, x\)\) \* linear\(up_proj, x\)")
 _FUSED_SWIGLU = "fused_swiglu(linear(gate_proj, x), linear(up_proj, x))"
 
 
@@ -34,7 +34,7 @@ def with_kernels(model: ModelFacts, stack: Stack) -> ModelFacts:
 
     def change(block: Block) -> Block:
         text = replaced(block.forward, functions)
-        return replace(block, forward=text.replace(_SWIGLU, _FUSED_SWIGLU) if stack.fused_swiglu else text)
+        return replace(block, forward=_SWIGLU.sub(_FUSED_SWIGLU, text) if stack.fused_swiglu else text)
 
     return _with_blocks(model, change)
 
