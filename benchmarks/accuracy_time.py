@@ -39,6 +39,7 @@ class Row:
 
     id: str
     group: str
+    card: str
     case: Timed
     predicted: float
 
@@ -86,7 +87,7 @@ def compare(records: Sequence[dict[str, Any]]) -> tuple[list[Row], Counter[str],
         group = (
             f"{text(record.get('source')).split('[')[0].strip()[:60]} | {case.model.key} | {text(record.get('gpu'))}"
         )
-        rows.append(Row(id=text(record.get("id")), group=group, case=case, predicted=seconds))
+        rows.append(Row(id=text(record.get("id")), group=group, card=case.card, case=case, predicted=seconds))
     return rows, reasons, eligible
 
 
@@ -184,11 +185,69 @@ def report(rows: Sequence[Row], reasons: Counter[str], eligible: int, total: int
             shown = "" if found is None else f"{found:.2f}"
             print(f"  {len(members):4} {signed:+7.0%} {middle:7.0%} {shown:>6}  {name}")
         if correlations:
-            print(f"rank correlation within groups of four and more: median {statistics.median(correlations):.2f}")
+            summary["rank_correlation"] = round(statistics.median(correlations), 2)
+            print(f"rank correlation within groups of four and more: median {summary['rank_correlation']:.2f}")
         print(f"\nworst {worst}:")
         for row in sorted(rows, key=lambda row: -abs(row.error))[:worst]:
             print(" ", explained(row))
     return summary
+
+
+def document(rows: Sequence[Row], summary: dict[str, Any], eligible: int, reasons: Counter[str]) -> dict[str, Any]:
+    """Returns what the documentation shows: the summary, errors by kind, why rows were left out, the worst rows."""
+    return {
+        **summary,
+        "eligible": eligible,
+        "kinds": {name: _by(rows, kind) for name, kind in KINDS.items()},
+        "left_out": dict(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))),
+        "worst": [
+            {
+                "id": row.id,
+                "measured_seconds": float(f"{row.case.measured_seconds:.4g}"),
+                "predicted_seconds": float(f"{row.predicted:.4g}"),
+                "assumed": list(row.case.notes),
+            }
+            for row in sorted(rows, key=lambda row: -abs(row.error))[:20]
+        ],
+    }
+
+
+def _by(rows: Sequence[Row], kind: Callable[[Row], str]) -> dict[str, dict[str, Any]]:
+    found: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        found[kind(row)].append(row)
+    return {
+        name: {
+            "rows": len(members),
+            "signed": round(statistics.median(row.error for row in members), 3),
+            "median": round(statistics.median(abs(row.error) for row in members), 3),
+            "p90": round(quantile([abs(row.error) for row in members], 0.9), 3),
+        }
+        for name, members in sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+    }
+
+
+def _method(row: Row) -> str:
+    compute = row.case.compute
+    return "full" if compute.trains else "qlora" if compute.quantized else "lora"
+
+
+def _spread(row: Row) -> str:
+    compute, layout = row.case.compute, row.case.layout
+    if compute.tensor_parallel * compute.stages > 1:
+        return "tensor or pipeline parallel"
+    if layout.data_ranks == 1:
+        return "one GPU"
+    shared = "sharded" if layout.sharding.value != "none" else "replicated"
+    return f"{shared}, {'one node' if layout.nodes == 1 else 'several nodes'}"
+
+
+KINDS: dict[str, Callable[[Row], str]] = {
+    "card": lambda row: row.card,
+    "method": _method,
+    "spread": _spread,
+    "kernels": lambda row: row.case.compute.kernels.value,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -197,12 +256,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("data", type=Path, help="records in the corpus' form (YAML)")
     parser.add_argument("--worst", type=int, default=15, help="rows to explain")
     parser.add_argument("--half", choices=("first", "second"), help="only every other id prefix, for development")
+    parser.add_argument("--write", type=Path, help="file that the documentation reads")
     chosen = parser.parse_args(arguments)
     records = read(chosen.data)
     if chosen.half:
         records = [record for record in records if _half(records)(text(record.get("id"))) == chosen.half]
     rows, reasons, eligible = compare(records)
-    print(json.dumps(report(rows, reasons, eligible, len(records), chosen.worst)))
+    summary = report(rows, reasons, eligible, len(records), chosen.worst)
+    if chosen.write:
+        text_of_file = yaml.safe_dump(document(rows, summary, eligible, reasons), sort_keys=False, width=100)
+        chosen.write.write_text(
+            f"# Written by make accuracy-time ARGS='--write ...'.\n{text_of_file}", encoding="utf-8"
+        )
+    print(json.dumps(summary))
     return 0
 
 

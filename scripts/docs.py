@@ -23,6 +23,7 @@ from pages.fields import fields_section
 from pages.runs import output_of, workspace
 from pages.techniques import ladder_section
 from pages.text import fenced
+from pages.times import times_section
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs"
@@ -30,6 +31,7 @@ README = ROOT / "README.md"
 SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_section,
     "accuracy-catalogue": catalogue_section,
+    "accuracy-time": times_section,
     "codes": codes_section,
     "command-table": command_table,
     "commands": commands_section,

@@ -43,6 +43,7 @@ class Timed:
         facts: Rates of its machine.
         measured_seconds: Its step, or of one micro-batch where only a rate is printed.
         tokens: Tokens per GPU in that time.
+        card: Its card's key.
         notes: What was assumed.
     """
 
@@ -53,6 +54,7 @@ class Timed:
     facts: ClockFacts
     measured_seconds: float
     tokens: float
+    card: str
     notes: tuple[str, ...]
 
 
@@ -93,6 +95,7 @@ def timed(record: dict[str, Any]) -> Timed:
         facts=facts,
         measured_seconds=batch.seconds,
         tokens=batch.tokens_per_gpu / shared,
+        card=machine.gpu.key,
         notes=(*notes, *more, *still),
     )
 

@@ -34,6 +34,7 @@ class ClockFacts:
         network_hop_seconds: Latency of one hop of a ring between nodes.
         collective_seconds: Latency of a collective before its first hop.
         channels_in_node, channels_between_nodes: Multiprocessors that a collective occupies while it runs.
+        straggling: Share of a step that each doubling of nodes adds in waiting for the slowest.
         host_params_per_second: Elements that DeepSpeed's CPU Adam updates on one node, all ranks together.
         nvme_read_bytes_per_second, nvme_write_bytes_per_second: One drive.
         operation_seconds: Host time of one operation of eager PyTorch.
@@ -58,6 +59,7 @@ class ClockFacts:
     collective_seconds: float
     channels_in_node: int
     channels_between_nodes: int
+    straggling: float
     host_params_per_second: float
     nvme_read_bytes_per_second: float
     nvme_write_bytes_per_second: float
@@ -128,6 +130,7 @@ def clock_facts(
         collective_seconds=_share("nccl.ring_base_seconds"),
         channels_in_node=int(_share("nccl.collective_channels_node")),
         channels_between_nodes=int(_share("nccl.collective_channels_network")),
+        straggling=_share("kernels.straggling_per_doubling_of_nodes"),
         host_params_per_second=_share("host.cpu_adam_params_per_second_node"),
         nvme_read_bytes_per_second=_share("host.nvme_gen4_read_bytes_per_second"),
         nvme_write_bytes_per_second=_share("host.nvme_gen4_write_bytes_per_second"),

@@ -9,6 +9,7 @@ from memc.clock.kernels import attention_seconds, product_seconds
 from memc.clock.shapes import Product, between, products_of
 from memc.clock.workload import Compute, Kernels
 from memc.facts.records import Block, ModelFacts, Stack
+from memc.units import ceil_div
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +87,35 @@ def micro_batch(model: ModelFacts, compute: Compute, facts: ClockFacts) -> Micro
         if stack.positions_per_item is not None:  # one image or recording per sample
             seen = replace(compute, length=stack.positions_per_item, context=stack.positions_per_item)
         _add_stack(total, stack, seen, facts)
-    share = compute.stages
+    _share_layers(total, compute, layers)
     _add_loss(total, model, compute, facts)
     launch = facts.launch_seconds(compiled=compute.kernels is Kernels.COMPILED)
-    gathering = facts.sharded_layer_seconds * layers / share if compute.gathered else 0.0
+    gathering = facts.sharded_layer_seconds * layers / compute.stages if compute.gathered else 0.0
     return MicroBatch(
-        forward=total.forward / share,
-        backward=total.backward / share,
-        forward_bandwidth=total.forward_bandwidth / share,
-        backward_bandwidth=total.backward_bandwidth / share,
-        forward_launch=total.forward_kernels * launch / share + gathering / 3,
-        backward_launch=total.backward_kernels * launch / share + 2 * gathering / 3,
+        forward=total.forward,
+        backward=total.backward,
+        forward_bandwidth=total.forward_bandwidth,
+        backward_bandwidth=total.backward_bandwidth,
+        forward_launch=total.forward_kernels * launch + gathering / 3,
+        backward_launch=total.backward_kernels * launch + 2 * gathering / 3,
         layers=layers,
         input_bytes=sum(stack.num_layers * stack.hidden_size for stack in model.stacks)
         * float(compute.tokens * compute.stream_bytes),
         passed_bytes=_passed_bytes(model, compute),
     )
+
+
+def _share_layers(total: _Sum, compute: Compute, layers: int) -> None:
+    """Leaves the layers of one stage of a pipeline; the last stage, which is the busiest, computes the loss besides."""
+    if compute.stages == 1:
+        return
+    share = ceil_div(layers, compute.stages) / layers
+    total.forward *= share
+    total.backward *= share
+    total.forward_bandwidth *= share
+    total.backward_bandwidth *= share
+    total.forward_kernels *= share
+    total.backward_kernels *= share
 
 
 def _passed_bytes(model: ModelFacts, compute: Compute) -> float:

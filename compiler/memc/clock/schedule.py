@@ -42,7 +42,7 @@ class Waits:
     """Seconds of one optimizer step that the GPU spends waiting.
 
     Attributes:
-        communication: For collectives.
+        communication: For collectives, and for the slowest node.
         transfers: For PCIe and NVMe.
         host: For the optimizer on the host.
         optimizer: Optimizer step on the GPU: work, not a wait.
@@ -64,8 +64,9 @@ def waits(work: MicroBatch, layout: Layout, elements: Elements, facts: ClockFact
         prefetch, DistributedDataParallel's buckets; rates of `ClockFacts`.
     """
     transfers, host = _offload(work, layout, elements, facts)
+    slowest = facts.straggling * (layout.nodes - 1).bit_length() * layout.micro_batches * work.seconds
     return Waits(
-        communication=_communication(work, layout, elements, facts),
+        communication=_communication(work, layout, elements, facts) + slowest,
         transfers=transfers,
         host=host,
         optimizer=_optimizer(layout, elements, facts),
