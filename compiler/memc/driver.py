@@ -98,11 +98,11 @@ def answer_of(loaded: LoadedSpec, *, folder: Path | None = None, certify_seconds
         MemcError: When the spec names unknown things, or contradicts the facts.
     """
     gpu, model = facts_of(loaded)
-    samples = count_samples(loaded)
+    samples, evaluation = count_samples(loaded), count_evaluation_samples(loaded)
 
     def solved(margin_bytes: int) -> Plan | Infeasible:
         try:
-            return solve(loaded, model, gpu, samples, margin_bytes=margin_bytes)
+            return solve(loaded, model, gpu, samples, evaluation_samples=evaluation, margin_bytes=margin_bytes)
         except MemcError as error:
             if error.diagnostics[0].code != "fact-unknown":
                 raise
@@ -201,9 +201,17 @@ def count_samples(loaded: LoadedSpec) -> int | None:
     A relative path is looked up beside the spec alone, so that the answer does not depend on the current folder.
     """
     data = loaded.spec.data
-    if data.samples is not None or data.train is None:
-        return data.samples
-    path = _base(loaded.path) / data.train
+    return data.samples if data.samples is not None or data.train is None else _lines(loaded, data.train)
+
+
+def count_evaluation_samples(loaded: LoadedSpec) -> int | None:
+    """Returns the samples of one evaluation: the lines of a local JSONL file; None when unknown, or without one."""
+    return None if loaded.spec.data.eval is None else _lines(loaded, loaded.spec.data.eval)
+
+
+def _lines(loaded: LoadedSpec, name: str) -> int | None:
+    """Returns the lines of a JSONL file beside the spec that are not empty; None of anything else."""
+    path = _base(loaded.path) / name
     if path.suffix != ".jsonl":
         return None
     # A name that the file system does not take, or a file that may not be read, leaves the amount unknown.

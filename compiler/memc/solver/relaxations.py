@@ -74,7 +74,14 @@ class _Variations:
         varied = LoadedSpec(spec=spec, path=loaded.path, text=loaded.text, document=loaded.document)
         try:
             estimator = self.machine.estimator
-            varied_question = resolve(varied, question.model, question.gpu, estimator.facts, question.given_samples)
+            varied_question = resolve(
+                varied,
+                question.model,
+                question.gpu,
+                estimator.facts,
+                question.given_samples,
+                question.evaluation_samples,
+            )
             return self._rebuild(varied_question, estimator)
         except MemcError:
             return None

@@ -48,6 +48,7 @@ class Question:
         budget: The limits.
         given_samples: Training samples as they were counted or stated; None when unknown.
         samples: Sequences per epoch, packing counted in; None when unknown.
+        evaluation_samples: Samples of one evaluation; None when unknown.
         length_share: Mean tokens of a sequence over max_length, at most 1.
         assumptions: Sentences about what the spec left open.
     """
@@ -63,12 +64,18 @@ class Question:
     budget: Budget
     given_samples: int | None
     samples: int | None
+    evaluation_samples: int | None
     length_share: float
     assumptions: tuple[str, ...]
 
 
 def resolve(
-    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, ledger_facts: LedgerFacts, samples: int | None
+    loaded: LoadedSpec,
+    model: ModelFacts,
+    gpu: GpuFacts,
+    ledger_facts: LedgerFacts,
+    samples: int | None,
+    evaluation_samples: int | None = None,
 ) -> Question:
     """Returns the question that a spec asks.
 
@@ -78,6 +85,7 @@ def resolve(
         gpu: Facts of its card.
         ledger_facts: For the reserve.
         samples: Training samples, counted or from the spec; None when unknown.
+        evaluation_samples: Samples of the evaluation file, counted; None when unknown.
 
     Raises:
         MemcError: When pins and facts contradict each other, with every contradiction.
@@ -136,6 +144,7 @@ def resolve(
         budget=budget,
         given_samples=samples,
         samples=sequences,
+        evaluation_samples=evaluation_samples,
         length_share=share,
         assumptions=assumptions,
     )

@@ -47,14 +47,19 @@ class Machine:
     def run_length(self, config: TrainingConfig) -> RunLength | None:
         """Returns the steps and saves of the run; None when the amount of data is unknown.
 
-        A run that is not told how often saves once per epoch. Evaluation takes no time here: nobody counts its samples.
+        A run that is not told how often saves and evaluates once per epoch. Evaluation takes no time here when its
+        samples are unknown.
         """
-        steps, training = self.total_steps(config), self.question.loaded.spec.training
+        steps, spec = self.total_steps(config), self.question.loaded.spec
         if steps is None:
             return None
-        if training.save_steps is None:
-            return RunLength(steps=steps, saves=max(1, math.ceil(training.epochs or 1)))
-        return RunLength(steps=steps, saves=steps // training.save_steps if training.save_steps else 0)
+        evaluates = spec.data.eval is not None and bool(self.question.evaluation_samples)
+        return RunLength(
+            steps=steps,
+            saves=_times(steps, spec.training.save_steps, spec.training.epochs),
+            evaluations=_times(steps, spec.training.eval_steps, spec.training.epochs) if evaluates else 0,
+            evaluation_samples=self.question.evaluation_samples or 0,
+        )
 
     def total_steps(self, config: TrainingConfig) -> int | None:
         """Returns the optimizer steps of the run; None when the amount of data is unknown."""
@@ -78,6 +83,13 @@ class Machine:
         if budget.seconds is not None and time.total_seconds is not None and time.total_seconds > budget.seconds:
             return False
         return not (budget.usd is not None and time.total_usd is not None and time.total_usd > budget.usd)
+
+
+def _times(steps: int, every: int | None, epochs: float | None) -> int:
+    """Returns how often something happens that happens every so many steps; once per epoch when that is not said."""
+    if every is None:
+        return max(1, math.ceil(epochs or 1))
+    return steps // every if every else 0
 
 
 def ladder_order(question: Question, estimator: Estimator, clock: Clock) -> tuple[dict[str, int], str]:

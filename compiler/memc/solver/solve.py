@@ -25,7 +25,13 @@ TIE_SHARE = 1.03
 
 
 def machine_for(
-    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None, *, margin_bytes: int = 0
+    loaded: LoadedSpec,
+    model: ModelFacts,
+    gpu: GpuFacts,
+    samples: int | None,
+    *,
+    evaluation_samples: int | None = None,
+    margin_bytes: int = 0,
 ) -> Machine:
     """Returns the priced question of a spec, with `margin_bytes` of each GPU's budget kept free.
 
@@ -33,7 +39,7 @@ def machine_for(
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
     facts = ledger_facts(gpu)
-    question = resolve(loaded, model, gpu, facts, samples)
+    question = resolve(loaded, model, gpu, facts, samples, evaluation_samples)
     if margin_bytes:
         left = max(0, question.budget.gpu_bytes - margin_bytes)
         question = replace(question, budget=replace(question.budget, gpu_bytes=left))
@@ -49,7 +55,13 @@ def machine_of(question: Question, estimator: Estimator) -> Machine:
 
 
 def solve(
-    loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, samples: int | None, *, margin_bytes: int = 0
+    loaded: LoadedSpec,
+    model: ModelFacts,
+    gpu: GpuFacts,
+    samples: int | None,
+    *,
+    evaluation_samples: int | None = None,
+    margin_bytes: int = 0,
 ) -> Plan | Infeasible:
     """Returns the plan of a spec, or why there is none.
 
@@ -58,13 +70,16 @@ def solve(
         model: Facts of its model.
         gpu: Facts of its card.
         samples: Training samples, counted or stated; None when unknown.
+        evaluation_samples: Samples of the evaluation file; None when unknown.
         margin_bytes: How much of each GPU's budget is kept free, because a trace showed that closed forms lack it.
 
     Raises:
         MemcError: When the spec contradicts the facts, or a fact that is needed is unknown.
     """
     with facts_read() as facts:
-        machine = machine_for(loaded, model, gpu, samples, margin_bytes=margin_bytes)
+        machine = machine_for(
+            loaded, model, gpu, samples, evaluation_samples=evaluation_samples, margin_bytes=margin_bytes
+        )
         best = choose(machine)
         if best is None:
             return infeasible(machine, machine_of)
