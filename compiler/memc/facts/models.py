@@ -12,6 +12,7 @@ from memc.errors import Location, usage_error
 from memc.facts.architectures import architecture_keys, ledger_described, unpriced
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
+from memc.facts.programs import program_text
 from memc.facts.records import ModelFacts, Objective
 from memc.facts.stacks import describe, main_stack, other_stacks
 
@@ -184,6 +185,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         outer_norms=main.norms,
         other_stacks=other_stacks(described),
         unpriced=unpriced(architecture, names),
+        tail=program_text(described.main.architecture.get("tail", ""), "tail"),
     )
 
 

@@ -1,34 +1,38 @@
-"""Activations on one GPU at each moment of the step."""
+"""Activations on one GPU at each moment of the step: every layer's run, stacked as the step stacks them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import LossHead, TrainingConfig
-from memc.facts.records import Block, ModelFacts, NormKind
+from memc.config import Attention, LossHead, TrainingConfig
+from memc.facts.records import Block, ModelFacts
+from memc.ledger.bill import Bill
+from memc.ledger.blockrun import LayerMode, LayerRun, layer_run, situation, tail_run
+from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.layer import LayerMode, layer_mode, saved_tensors
-from memc.ledger.parts import gpu_entry
-from memc.ledger.working import Widths, last_weight_gradient_bytes, working_set
+from memc.ledger.layer import layer_mode, saved_per_token, shapes_of
+from memc.ledger.peaks import Peaks, Shapes, Sum
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
 _CHECKPOINT = "transformers activation_checkpointing_enable(every_n_layers), torch.utils.checkpoint"
+_CASTS = "torch autocast_mode.cpp cached_cast"
 _EMBEDDING_SORTS_ABOVE_TOKENS = 3072
-_UNTIL_BACKWARD = frozenset({Moment.FORWARD, Moment.LOSS, Moment.BACKWARD_FIRST_LAYER})
+_BATCH_BYTES = 8
+_ACCOUNTS = {
+    "activations": Account.ACTIVATIONS,
+    "gradients": Account.GRADIENTS,
+    "casts": Account.PARAMETERS,
+    "workspace": Account.WORKSPACE,
+}
+_SUFFIXES = {
+    "activations": "",
+    "gradients": "-weight-gradients",
+    "casts": "-weight-copies",
+    "workspace": "-kernel-buffers",
+}
 
-
-def activation_entries(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
-    """Returns saved activations, checkpoints, weight caches and the working set of one layer.
-
-    Assumes: layers of one group are alike; backward frees a layer's activations when it is done with it.
-    """
-    mode = layer_mode(config)
-    entries = _layer_entries(model, config, mode)
-    entries += _working_entries(model, config, mode)
-    if mode.types.autocast:
-        entries += _weight_cache(model, config, mode)
-    return entries
+__all__ = ["LayerGroup", "activation_entries", "layer_groups", "saved_per_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,226 +65,395 @@ def layer_groups(model: ModelFacts, every: int) -> tuple[LayerGroup, ...]:
     return tuple(groups)
 
 
-def saved_per_token(block: Block, mode: LayerMode) -> int:
-    """Returns bytes per token that one layer keeps without checkpointing."""
-    return sum(item.bytes_per_token for item in saved_tensors(block, mode))
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer with given shapes, in bytes.
+
+    Attributes:
+        checkpointed: Whether it keeps its input only.
+        waits: What it leaves for backward, weight copies left out.
+        keeps_input: Whether its input is in that.
+        cached_casts: Weight copies that live until the forward ends.
+        kept_casts: Weight copies that live until its backward.
+        gradients: Weight gradients that stay.
+        forward, forward_sum: Its forward, and the largest sum of that.
+        backward, backward_sum: Its backward, and the largest sum of that.
+    """
+
+    checkpointed: bool
+    waits: int
+    keeps_input: bool
+    cached_casts: int
+    kept_casts: int
+    gradients: int
+    forward: Peaks
+    forward_sum: Sum
+    forward_bytes: int
+    backward: Peaks
+    backward_sum: Sum
+    backward_bytes: int
 
 
-def _layer_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns what layers keep, checkpointed and not, and the one that backward recomputes."""
-    tokens, every = config.micro_batch_tokens, config.checkpoint_every
-    groups = layer_groups(model, every)
-    kept = [(saved_per_token(group.block, mode), group.kept) for group in groups if group.kept]
-    inputs = sum(group.checkpointed for group in groups)
-    stream = mode.types.stream
-    entries = [
-        gpu_entry(
-            "layer-activations",
-            Account.ACTIVATIONS,
-            sum(size * count for size, count in kept) * tokens,
-            _UNTIL_BACKWARD,
-            f"{_summed(kept)} B/token x {tokens} tokens",
-            _SOURCE,
-        ),
-        gpu_entry(
-            "layer-checkpoints",
-            Account.ACTIVATIONS,
-            stream * model.hidden_size * tokens * inputs,
-            _UNTIL_BACKWARD,
-            f"{stream} B x hidden {model.hidden_size} x {tokens} tokens x {inputs} layer inputs",
-            _CHECKPOINT,
-        ),
-    ]
-    lowest, highest = saved_per_token(groups[0].block, mode), saved_per_token(groups[-1].block, mode)
-    recomputes_last = bool(every) and (model.num_layers - 1) % every == 0
-    what = "recomputed" if every else "still kept"
-    entries.append(
-        gpu_entry(
-            "lowest-layer",
-            Account.ACTIVATIONS,
-            lowest * tokens,
-            frozenset({Moment.BACKWARD_LAST_LAYER}),
-            f"{lowest} B/token x {tokens} tokens of the layer next to the embedding, {what}",
-            _CHECKPOINT if every else _SOURCE,
-        )
+def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool) -> Layer:
+    forward = run.forward_freed if checkpointed else run.forward
+    backward = run.recomputed if checkpointed else run.backward
+    forward_sum, backward_sum = forward.largest(shapes), backward.largest(shapes)
+    kept = sum(storage.size * shapes.of(storage.unit) for storage in run.kept)
+    waits = (0 if offloaded else run.input.bytes(shapes)) if checkpointed else kept
+    return Layer(
+        checkpointed=checkpointed,
+        waits=waits,
+        keeps_input=checkpointed or run.keeps_input,
+        cached_casts=run.cached_casts.bytes(shapes),
+        kept_casts=0 if checkpointed else run.kept_casts.bytes(shapes),
+        gradients=run.gradients.bytes(shapes),
+        forward=forward,
+        forward_sum=forward_sum,
+        forward_bytes=forward_sum.bytes(shapes),
+        backward=backward,
+        backward_sum=backward_sum,
+        backward_bytes=backward_sum.bytes(shapes),
     )
-    entries.append(
-        gpu_entry(
-            "highest-layer-recomputed",
-            Account.ACTIVATIONS,
-            highest * tokens if recomputes_last else 0,
-            frozenset({Moment.BACKWARD_FIRST_LAYER}),
-            f"{highest} B/token x {tokens} tokens of the layer next to the head",
-            _CHECKPOINT,
+
+
+_RUNS: dict[int, tuple[ModelFacts, tuple[Block, ...]]] = {}
+
+
+def _blocks(model: ModelFacts) -> tuple[Block, ...]:
+    """Returns the block of every layer; equal ones are the same object, so that each is run once."""
+    found = _RUNS.get(id(model))
+    if found is None or found[0] is not model:
+        known: dict[Block, Block] = {}
+        blocks = tuple(known.setdefault(group.block, group.block) for group in model.groups for _ in range(group.count))
+        found = _RUNS[id(model)] = (model, blocks)
+    return found[1]
+
+
+class Pile:
+    """All layers of a model, bottom first, with the sums that the moments of a step need.
+
+    Attributes:
+        layers: The layers.
+        shapes: Shape variables of a micro batch.
+    """
+
+    def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+        self.shapes = shapes_of(mode, config.micro_batch_size)
+        every = config.checkpoint_every
+        known: dict[tuple[int, bool, bool], Layer] = {}
+        layers = []
+        for index, block in enumerate(_blocks(model)):
+            checkpointed = bool(every) and index % every == 0
+            reached = index > 0 or mode.trains or bool(every)
+            key = (id(block), checkpointed, reached)
+            if key not in known:
+                around = situation(block, mode, input_needs_grad=reached)
+                known[key] = _layer(
+                    layer_run(block, mode, around), self.shapes, checkpointed, config.checkpoint_offload
+                )
+            layers.append(known[key])
+        self.layers = tuple(layers)
+
+    def below(self, index: int) -> tuple[int, int, int, int]:
+        """Returns what the layers below one leave: activations, checkpoints, cached and kept weight copies."""
+        kept = checkpoints = cached = casts = 0
+        for layer in self.layers[:index]:
+            if layer.checkpointed:
+                checkpoints += layer.waits
+            else:
+                kept += layer.waits
+            cached += layer.cached_casts
+            casts += layer.kept_casts
+        return kept, checkpoints, cached, casts
+
+    def gradients_from(self, index: int) -> int:
+        """Returns the weight gradients of a layer and all above it."""
+        return sum(layer.gradients for layer in self.layers[index:])
+
+    def highest_forward(self) -> int:
+        """Returns the layer in whose forward most is alive."""
+        best, at, base = -1, 0, 0
+        for index, layer in enumerate(self.layers):
+            if base + layer.forward_bytes > best:
+                best, at = base + layer.forward_bytes, index
+            base += layer.waits + layer.cached_casts
+        return at
+
+    def backward_totals(self) -> list[int]:
+        """Returns for each layer what is alive at the peak of its backward, gradients of layers above included."""
+        base, above, totals = 0, self.gradients_from(0), []
+        for layer in self.layers:
+            above -= layer.gradients
+            totals.append(base + layer.backward_bytes + above)
+            base += layer.waits + layer.kept_casts
+        return totals
+
+
+def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
+    """Returns everything that forward and backward hold beside weights, gradients and states.
+
+    Assumes: layers run one after another; backward frees what a layer kept as its nodes are done with it.
+    Source: the programs of the architecture files, run with the rules of torch's autograd, autocast and checkpointing.
+    """
+    mode = layer_mode(config)
+    pile = Pile(model, config, mode)
+    bill = Bill(f"B {config.micro_batch_size}, T {mode.length}" + (f", r {mode.rank}" if mode.rank else ""))
+    _forward(bill, pile, model, config, mode)
+    _loss(bill, pile, model, config, mode, facts)
+    _backward(bill, pile)
+    _embedding(bill, model, config, mode)
+    _tables(bill, pile, model, config, mode)
+    if config.eval_batch_size:
+        _evaluation(bill, model, config, mode, facts)
+    return bill.entries()
+
+
+def _running(bill: Bill, name: str, peaks: Peaks, at: Sum, shapes: Shapes, moment: Moment, source: str) -> None:
+    """Books what is alive at the peak of one run, an entry for each account."""
+    for account, size in at.by_account(shapes).items():
+        bill.add(
+            name + _SUFFIXES[account],
+            _ACCOUNTS[account],
+            size,
+            moment,
+            lambda account=account: peaks.describe(at, account),  # type: ignore[misc]
+            source,
         )
+
+
+def _waiting(bill: Bill, pile: Pile, index: int, moment: Moment, *, forward: bool) -> None:
+    """Books what the layers below one leave for backward."""
+    kept, checkpoints, cached, casts = pile.below(index)
+    layers = pile.layers[:index]
+    bill.add("layer-activations", Account.ACTIVATIONS, kept, moment, lambda: _summed(layers, False), _SOURCE)
+    bill.add("layer-checkpoints", Account.ACTIVATIONS, checkpoints, moment, lambda: _summed(layers, True), _CHECKPOINT)
+    name, size = ("autocast-weight-cache", cached) if forward else ("autocast-saved-weights", casts)
+    bill.add(
+        name,
+        Account.PARAMETERS,
+        size,
+        moment,
+        lambda: f"16-bit copies of trained weights, {len(layers)} layers",
+        _CASTS,
     )
-    return entries
 
 
-def _summed(parts: list[tuple[int, int]]) -> str:
+def _summed(layers: tuple[Layer, ...], checkpointed: bool) -> str:
     """Returns the sum of size x count as text, equal sizes together."""
     counts: dict[int, int] = {}
-    for size, count in parts:
-        counts[size] = counts.get(size, 0) + count
-    text = " + ".join(f"{size} x {count} layers" for size, count in counts.items())
-    return f"({text})" if len(counts) > 1 else text or "0"
+    for layer in layers:
+        if layer.checkpointed is checkpointed:
+            counts[layer.waits] = counts.get(layer.waits, 0) + 1
+    return " + ".join(f"{size} B x {count} layers" for size, count in counts.items())
 
 
-def _working_entries(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns temporaries of the layer that is running, the gradient of the stream, the final norm, rotary tables."""
-    return [*_running_layer(model, config, mode), *_outside_layers(model, config, mode)]
+def _forward(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+    at = pile.highest_forward()
+    layer = pile.layers[at]
+    _waiting(bill, pile, at, Moment.FORWARD, forward=True)
+    _running(bill, "forward-working-set", layer.forward, layer.forward_sum, pile.shapes, Moment.FORWARD, _SOURCE)
+    if not pile.layers[0].keeps_input and at:
+        size = mode.types.stream * model.hidden_size * config.micro_batch_tokens
+        text = f"{mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
+        bill.add("embedding-output", Account.ACTIVATIONS, size, Moment.FORWARD, lambda: text, _SOURCE)
 
 
-def _running_layer(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns what the running layer holds beyond what it keeps, at each moment."""
-    tokens, every = config.micro_batch_tokens, config.checkpoint_every
-    working, size = working_set(mode), mode.types.compute
-    first, last = model.groups[0].block, model.groups[-1].block
-    recomputes_last = bool(every) and (model.num_layers - 1) % every == 0
+def _loss(
+    bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode, facts: LedgerFacts
+) -> None:
+    top = len(pile.layers) - 1
+    highest = pile.layers[top]
+    _waiting(bill, pile, top, Moment.LOSS, forward=False)
+    bill.add(
+        "highest-layer-activations",
+        Account.ACTIVATIONS,
+        highest.waits,
+        Moment.LOSS,
+        lambda: "what the layer next to the head keeps",
+        _CHECKPOINT if highest.checkpointed else _SOURCE,
+    )
+    casts = sum(layer.kept_casts for layer in pile.layers)
+    cached = sum(layer.cached_casts for layer in pile.layers)
+    chunked = config.loss is LossHead.CHUNKED
+    tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
+    forward, backward = tail.forward.largest(pile.shapes), tail.backward.largest(pile.shapes)
+    in_forward = cached + forward.bytes(pile.shapes) > casts + backward.bytes(pile.shapes)
+    more = (cached if in_forward else casts) - (casts - highest.kept_casts)
+    text = "until the forward ends" if in_forward else "of the layer next to the head"
+    bill.add(
+        "autocast-loss-copies",
+        Account.PARAMETERS,
+        more,
+        Moment.LOSS,
+        lambda: f"16-bit copies of weights {text}",
+        _CASTS,
+    )
+    if facts.stack != MEMC_STACK and not chunked:
+        _final_norm(bill, model, config, mode)
+        return
+    peaks, at = (tail.forward, forward) if in_forward else (tail.backward, backward)
+    _running(bill, "loss", peaks, at, pile.shapes, Moment.LOSS, "transformers loss_utils.py, trl chunked_logprob.py")
 
-    def entry(name: str, block: Block, widths: Widths, extra: int, moments: frozenset[Moment]) -> Entry:
-        per_token = widths.per_token(model.hidden_size, block.mlp.intermediate, size)
-        text = (
-            f"({widths.hidden} x hidden {model.hidden_size} + {widths.inner} x inner {block.mlp.intermediate})"
-            f" B/token x {tokens} tokens" + (f" + {extra} B weight gradient" if extra else "")
+
+def _final_norm(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+    """Books what the norm before the head keeps, for losses that have entries of their own."""
+    size = (4 + (mode.types.stream if mode.trains else 0)) * model.hidden_size * config.micro_batch_tokens
+    text = f"fp32 input{' and normalised rows' if mode.trains else ''} of the norm before the head"
+    bill.add("final-norm", Account.ACTIVATIONS, size, Moment.LOSS, lambda: text, _SOURCE)
+
+
+def _backward(bill: Bill, pile: Pile) -> None:
+    """Books the backward of the layer where most is alive, in the upper and in the lower half of the layers.
+
+    The static part of the bill holds no layer's weight gradients at the first of these moments, and all but those of
+    the lowest layer at the second.
+    """
+    totals = pile.backward_totals()
+    half = len(totals) // 2
+    upper = max(range(half, len(totals)), key=lambda index: (totals[index], index))
+    layer = pile.layers[upper]
+    _waiting(bill, pile, upper, Moment.BACKWARD_FIRST_LAYER, forward=False)
+    _running(
+        bill,
+        "backward-working-set-highest-layer",
+        layer.backward,
+        layer.backward_sum,
+        pile.shapes,
+        Moment.BACKWARD_FIRST_LAYER,
+        _CHECKPOINT if layer.checkpointed else _SOURCE,
+    )
+    bill.add(
+        "gradients-of-layers-above",
+        Account.GRADIENTS,
+        pile.gradients_from(upper + 1),
+        Moment.BACKWARD_FIRST_LAYER,
+        lambda: f"weight gradients of {len(totals) - 1 - upper} layers",
+        _SOURCE,
+    )
+    lower = max(range(half or 1), key=lambda index: (totals[index], -index))
+    layer = pile.layers[lower]
+    _running(
+        bill,
+        "backward-working-set-lowest-layer",
+        layer.backward,
+        layer.backward_sum,
+        pile.shapes,
+        Moment.BACKWARD_LAST_LAYER,
+        _CHECKPOINT if layer.checkpointed else _SOURCE,
+    )
+    if lower:
+        waits = sum(below.waits + below.kept_casts for below in pile.layers[:lower])
+        counted = sum(between.gradients for between in pile.layers[1 : lower + 1])
+        bill.add(
+            "layers-below-less-their-gradients",
+            Account.ACTIVATIONS,
+            waits - counted,
+            Moment.BACKWARD_LAST_LAYER,
+            lambda: f"{waits} B that {lower} layers still keep - {counted} B of weight gradients not there yet",
+            _SOURCE,
         )
-        return gpu_entry(name, Account.ACTIVATIONS, per_token * tokens + extra, moments, text, _SOURCE)
-
-    forward = working.forward_checkpointed if recomputes_last else working.forward_kept
-    return [
-        entry("forward-working-set", last, forward, 0, frozenset({Moment.FORWARD})),
-        entry("evaluation-working-set", last, working.forward_checkpointed, 0, frozenset({Moment.EVALUATE})),
-        entry(
-            "backward-working-set-highest-layer",
-            last,
-            working.recomputed if recomputes_last else working.backward,
-            last_weight_gradient_bytes(last, mode),
-            frozenset({Moment.BACKWARD_FIRST_LAYER}),
-        ),
-        entry(
-            "backward-working-set-lowest-layer",
-            first,
-            working.recomputed if every else working.backward,
-            last_weight_gradient_bytes(first, mode),
-            frozenset({Moment.BACKWARD_LAST_LAYER}),
-        ),
-    ]
 
 
-def _outside_layers(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns the stream's gradient, what the final norm keeps, the embedding's backward kernel, rotary tables."""
-    tokens, types, hidden = config.micro_batch_tokens, mode.types, model.hidden_size
-    backward = frozenset({Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER})
-    final = _final_norm_per_token(model, mode)
-    head_dim = model.groups[0].block.attention.head_dim
-    sorted_rows = tokens // 10 + min(tokens, model.vocab_size)
-    kernel = 40 * tokens + 4 * hidden * sorted_rows if mode.trains and tokens > _EMBEDDING_SORTS_ABOVE_TOKENS else 0
-    return [
-        gpu_entry(
-            "residual-stream-gradient",
-            Account.ACTIVATIONS,
-            types.stream * hidden * tokens,
-            backward | ({Moment.BACKWARD_EMBEDDING} if mode.trains else frozenset()),
-            f"{types.stream} B x hidden {hidden} x {tokens} tokens",
-            _SOURCE,
-        ),
-        gpu_entry(
-            "final-norm",
-            Account.ACTIVATIONS,
-            final * tokens,
-            frozenset({Moment.LOSS}),
-            f"{final} B/token x {tokens} tokens of the norm before the head",
-            _SOURCE,
-        ),
-        gpu_entry(
-            "embedding-backward-kernel",
-            Account.WORKSPACE,
-            kernel,
-            frozenset({Moment.BACKWARD_EMBEDDING}),
-            f"40 B x {tokens} tokens + 4 B x hidden {hidden} x {sorted_rows} partial sums",
-            "torch EmbeddingBackwardKernel.cu",
-        ),
-        gpu_entry(
+def _embedding(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+    """Books the gradient of the stream when it reaches the embedding, and the kernel that sums it up by token."""
+    if not mode.trains:
+        return
+    tokens, hidden, stream = config.micro_batch_tokens, model.hidden_size, mode.types.stream
+    moment = Moment.BACKWARD_EMBEDDING
+    bill.add(
+        "residual-stream-gradient",
+        Account.ACTIVATIONS,
+        stream * hidden * tokens,
+        moment,
+        lambda: f"{stream} B x hidden {hidden} x {tokens} tokens",
+        _SOURCE,
+    )
+    rows = tokens // 10 + min(tokens, model.vocab_size)
+    kernel = 40 * tokens + 4 * hidden * rows if tokens > _EMBEDDING_SORTS_ABOVE_TOKENS else 0
+    bill.add(
+        "embedding-backward-kernel",
+        Account.WORKSPACE,
+        kernel,
+        moment,
+        lambda: f"40 B x {tokens} tokens + 4 B x hidden {hidden} x {rows} partial sums",
+        "torch EmbeddingBackwardKernel.cu",
+    )
+
+
+def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+    """Books what the model makes once for all layers: rotary tables, the attention mask, and the batch itself."""
+    attention = model.groups[0].block.attention
+    stream, length = mode.types.stream, mode.length
+    whole_step = (
+        Moment.FORWARD,
+        Moment.LOSS,
+        Moment.BACKWARD_FIRST_LAYER,
+        Moment.BACKWARD_LAST_LAYER,
+    )
+    rotary = 2 * stream * attention.head_dim * length if attention.rotary else 0
+    checkpointed = any(layer.checkpointed for layer in pile.layers)
+    mask, text = _mask(model, config, mode)
+    columns = 3 if config.padding_mask else 2
+    for moment in whole_step:
+        bill.add(
             "rotary-tables",
             Account.ACTIVATIONS,
-            2 * types.stream * head_dim * config.max_length,
-            _UNTIL_BACKWARD | {Moment.BACKWARD_LAST_LAYER, Moment.EVALUATE},
-            f"cos and sin: 2 x {types.stream} B x {head_dim} x {config.max_length} positions",
+            rotary,
+            moment,
+            lambda: f"cos and sin: 2 x {stream} B x {attention.head_dim} x {length} positions",
             _SOURCE,
-        ),
-    ]
+        )
+        if checkpointed or moment is Moment.FORWARD:
+            bill.add("attention-mask", Account.ACTIVATIONS, mask, moment, lambda: text, _SOURCE)
+    for moment in (*whole_step, Moment.BACKWARD_EMBEDDING, Moment.STEP):
+        bill.add(
+            "batch",
+            Account.ACTIVATIONS,
+            columns * _BATCH_BYTES * config.micro_batch_tokens,
+            moment,
+            lambda: f"{columns} x {_BATCH_BYTES} B x {config.micro_batch_tokens} tokens: ids, labels, padding mask",
+            "transformers data collator",
+        )
 
 
-def _final_norm_per_token(model: ModelFacts, mode: LayerMode) -> int:
-    """Returns bytes per token that the norm before the head keeps."""
-    norm, types = model.final_norm, mode.types
-    if norm.kind is NormKind.LAYER:
-        return types.stream * norm.width + 8
-    trained = 4 if norm.kind is NormKind.RMS_FP32_WEIGHT else types.stream
-    return 4 * norm.width + 4 + (trained * norm.width if mode.trains else 0)
+def _mask(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> tuple[int, str]:
+    """Returns the masks that the model hands to its layers: one for each kind of attention that needs one."""
+    windows = {block.attention.sliding_window for block in _blocks(model)}
+    cut = {window for window in windows if window is not None and mode.length >= window}
+    eager = config.attention is Attention.EAGER
+    if config.attention is Attention.FLASH_ATTENTION_2:
+        return 0, ""
+    kinds = len(windows) if eager or mode.mask else len(cut)
+    size = mode.types.stream if eager else 1
+    samples = config.micro_batch_size if mode.mask else 1
+    text = f"{kinds} x {size} B x {samples} samples x {mode.length} x {mode.length} pairs of tokens"
+    return kinds * size * samples * mode.length * mode.length, text
 
 
-def _weight_cache(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> list[Entry]:
-    """Returns the 16-bit copies of trainable fp32 weights that autocast keeps.
-
-    Source: torch autocast weight cache: alive until autocast exits after the forward; what a layer saves for backward
-        stays until that layer's backward.
-    """
-    types = mode.types
-    if types.weight == types.compute and types.adapter == types.compute:
-        return []
-    per_layer = [
-        (types.compute * _cast_params(group.block, mode), group)
-        for group in layer_groups(model, config.checkpoint_every)
-    ]
-    cached = sum(size * (group.kept + group.checkpointed) for size, group in per_layer)
-    stored = sum(size * group.kept for size, group in per_layer)
-    one = per_layer[0][0]
-    head = 0
-    if mode.trains and config.loss is LossHead.PLAIN:
-        head = types.compute * (model.head_params or model.embedding_params)
-    source = "torch autocast_mode.cpp cached_cast"
-    return [
-        gpu_entry(
-            "autocast-weight-cache",
-            Account.PARAMETERS,
-            cached,
-            frozenset({Moment.FORWARD, Moment.LOSS}),
-            f"{types.compute} B x {cached // types.compute} trainable elements of linears, until the forward ends",
-            source,
-        ),
-        gpu_entry(
-            "autocast-head-copy",
-            Account.PARAMETERS,
-            head,
-            frozenset({Moment.LOSS}),
-            f"{types.compute} B x {head // types.compute} elements of the output head",
-            source,
-        ),
-        gpu_entry(
-            "autocast-saved-weights",
-            Account.PARAMETERS,
-            stored or one,
-            frozenset({Moment.BACKWARD_FIRST_LAYER}),
-            f"{types.compute} B x {(stored or one) // types.compute} elements that backward still needs",
-            source,
-        ),
-        gpu_entry(
-            "autocast-layer-weights",
-            Account.PARAMETERS,
-            one,
-            frozenset({Moment.BACKWARD_LAST_LAYER}),
-            f"{types.compute} B x {one // types.compute} elements of the running layer",
-            source,
-        ),
-    ]
-
-
-def _cast_params(block: Block, mode: LayerMode) -> int:
-    """Returns the trainable elements of one layer's linears that are not in the compute type."""
-    if mode.trains:
-        return sum(linear.weight_params for linear in block.linears) if mode.types.weight != mode.types.compute else 0
-    if mode.types.adapter == mode.types.compute:
-        return 0
-    adapted = [linear for linear in block.linears if linear.name in mode.adapted]
-    return sum(mode.rank * (linear.in_features + linear.out_features) for linear in adapted)
+def _evaluation(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode, facts: LedgerFacts) -> None:
+    """Books a forward without gradients: the largest layer, or the head and the loss."""
+    shapes = shapes_of(mode, config.eval_batch_size)
+    moment, best, casts = Moment.EVALUATE, None, 0
+    for block in dict.fromkeys(map(id, _blocks(model))):
+        own = next(one for one in _blocks(model) if id(one) == block)
+        run = layer_run(own, mode, situation(own, mode))
+        count = sum(1 for one in _blocks(model) if one is own)
+        casts += run.cached_casts.bytes(shapes) * count
+        at = run.evaluated.largest(shapes)
+        if best is None or at.bytes(shapes) > best[1].bytes(shapes):
+            best = (run.evaluated, at)
+    chunked = config.loss is LossHead.CHUNKED
+    tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
+    loss = tail.evaluated.largest(shapes)
+    assert best is not None
+    if loss.bytes(shapes) > best[1].bytes(shapes):
+        best = (tail.evaluated, loss)
+    bill.add(
+        "evaluation-weight-copies",
+        Account.PARAMETERS,
+        casts,
+        moment,
+        lambda: "16-bit copies of trained weights",
+        _CASTS,
+    )
+    _running(bill, "evaluation-working-set", best[0], best[1], shapes, moment, _SOURCE)

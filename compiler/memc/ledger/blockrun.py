@@ -1,35 +1,22 @@
-"""One layer under one mode: its program run on the abstract machine, forward, backward and recomputed."""
+"""One layer, or what comes after all of them, under one mode: its program run forward, backward and recomputed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memc.config import Attention, Method, TrainingConfig
-from memc.facts.records import Block, Linear, NormKind
-from memc.ledger.dtypes import Dtypes, dtypes
+from memc.config import Attention
+from memc.facts.records import Block, Linear, ModelFacts, Norm
+from memc.ledger.dtypes import Dtypes
 from memc.ledger.library import OPERATIONS
-from memc.ledger.machine import CASTS, Gradients, Machine, Storage, Tensor
-from memc.ledger.peaks import Peaks, Shapes, Sum, peaks_of
+from memc.ledger.machine import CASTS, GRADIENTS, Gradients, Machine, Node, Storage, Tensor
+from memc.ledger.peaks import Peaks, Sum, peaks_of
 from memc.ledger.products import Weight, empty_cache
 from memc.ledger.program import parse_program
 
 _FLASH_WIDEST_HEAD = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """One kind of tensor that autograd keeps between forward and backward of a layer.
-
-    Attributes:
-        name: What it is.
-        bytes_per_token: Its size.
-        formula: How that comes about, with the numbers.
-    """
-
-    name: str
-    bytes_per_token: int
-    formula: str
+_MASK_ALIGNMENT = 16
+_ACTIVATIONS = ("silu", "swish", "relu", "relu2", "quick_gelu", "gelu_new", "gelu_fast", "gelu", "gelu_pytorch_tanh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +34,9 @@ class LayerMode:
         types: Element sizes.
         quantized: Whether the base is kept in 4 bits.
         double_quantization: Whether its constants are quantised too.
-        gradients_stay: Whether the gradient of a weight is kept where backward leaves it (no buffer takes it over).
+        gradients_stay: Whether the gradient of a weight stays where backward makes it. Not when it is added to that of
+            the last micro batch, to a bucket of DistributedDataParallel, or taken over by DeepSpeed: it is then freed
+            as soon as it has been added or copied, and the place it goes to is an entry of its own.
     """
 
     trains: bool
@@ -61,69 +50,6 @@ class LayerMode:
     quantized: bool = False
     double_quantization: bool = True
     gradients_stay: bool = True
-
-
-def layer_mode(config: TrainingConfig) -> LayerMode:
-    """Returns the layer mode of a configuration."""
-    lora = config.lora
-    return LayerMode(
-        trains=config.method is Method.FULL,
-        adapted=frozenset(lora.target_modules) if lora is not None else frozenset(),
-        rank=lora.rank if lora is not None else 0,
-        dropout=lora is not None and lora.dropout > 0,
-        attention=config.attention,
-        mask=config.padding_mask,
-        length=config.max_length,
-        types=dtypes(config),
-        quantized=config.method is Method.QLORA,
-        double_quantization=config.double_quantization,
-        gradients_stay=gradients_stay(config),
-    )
-
-
-def gradients_stay(config: TrainingConfig) -> bool:
-    """Returns whether a layer's weight gradients stay as backward makes them.
-
-    Not when they are added to those of the last micro batch, to a bucket of DistributedDataParallel, or taken over by
-    DeepSpeed: each is then freed as soon as it has been added or copied, and the place it goes to is an entry of its
-    own.
-    """
-    return config.engine.value == "single" and config.gradient_accumulation_steps == 1
-
-
-@dataclass(frozen=True, slots=True)
-class LayerRun:
-    """What one layer does to memory, in bytes per unit of shape.
-
-    Attributes:
-        kept: Storages that wait for backward, the layer's input included when it is kept; weight copies are not in it.
-        cached_casts: Bytes of weight copies that autocast holds until the forward ends.
-        kept_casts: Bytes of those that wait for backward.
-        gradients: Bytes of weight gradients that stay after its backward.
-        forward: Its forward, input included, when it keeps what backward needs.
-        forward_freed: Its forward when it keeps nothing but its input (checkpointed).
-        evaluated: Its forward without gradients.
-        backward: Its backward, with what it kept and the gradient of its output.
-        recomputed: Recomputation and backward, with its input and the gradient of its output.
-    """
-
-    kept: tuple[Storage, ...]
-    cached_casts: Sum
-    kept_casts: Sum
-    gradients: Sum
-    forward: Peaks
-    forward_freed: Peaks
-    evaluated: Peaks
-    backward: Peaks
-    recomputed: Peaks
-
-
-def _only(storages: list[Storage]) -> Sum:
-    sizes: dict[tuple[str, Any], int] = {}
-    for storage in storages:
-        key = (storage.account, storage.unit)
-        sizes[key] = sizes.get(key, 0) + storage.size
-    return Sum(tuple(sizes.items()), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +71,56 @@ class Situation:
     windowed: bool = False
 
 
-_RUNS: dict[Any, tuple[Block, LayerRun]] = {}
+@dataclass(frozen=True, slots=True)
+class LayerRun:
+    """What one layer does to memory, in bytes per unit of shape.
+
+    Attributes:
+        kept: Storages that wait for backward, the layer's input included when it is kept; weight copies are not in it.
+        keeps_input: Whether the input is among them.
+        input: Bytes of its input.
+        cached_casts: Bytes of weight copies that autocast holds until the forward ends.
+        kept_casts: Bytes of those that wait for backward.
+        gradients: Bytes of weight gradients that stay after its backward.
+        forward: Its forward, input included, when it keeps what backward needs.
+        forward_freed: Its forward when it keeps nothing but its input (checkpointed).
+        evaluated: Its forward without gradients.
+        backward: Its backward, with what it kept and the gradient of its output.
+        recomputed: Recomputation and backward, with its input and the gradient of its output.
+    """
+
+    kept: tuple[Storage, ...]
+    keeps_input: bool
+    input: Sum
+    cached_casts: Sum
+    kept_casts: Sum
+    gradients: Sum
+    forward: Peaks
+    forward_freed: Peaks
+    evaluated: Peaks
+    backward: Peaks
+    recomputed: Peaks
+
+
+@dataclass(frozen=True, slots=True)
+class TailRun:
+    """What the final norm, the head and the loss do to memory, in bytes per unit of shape.
+
+    Attributes:
+        cached_casts: Bytes of weight copies that autocast holds until the forward ends.
+        forward: Its forward, with the output of the last layer.
+        evaluated: Its forward without gradients.
+        backward: Its backward.
+    """
+
+    cached_casts: Sum
+    forward: Peaks
+    evaluated: Peaks
+    backward: Peaks
+
+
+_LAYERS: dict[Any, tuple[Block, LayerRun]] = {}
+_TAILS: dict[Any, tuple[ModelFacts, TailRun]] = {}
 
 
 def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True) -> Situation:
@@ -154,7 +129,7 @@ def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True) -
     return Situation(
         input_needs_grad=input_needs_grad,
         mask_unit="B*T*T" if mode.mask else "T*T",
-        aligned=mode.length % 16 == 0,
+        aligned=mode.length % _MASK_ALIGNMENT == 0,
         windowed=window is not None and mode.length >= window,
     )
 
@@ -162,38 +137,47 @@ def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True) -
 def layer_run(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
     """Returns what a layer does to memory; shapes and rank stay open, so that few runs serve many configurations."""
     key = (id(block), replace(mode, rank=0, length=0), around)
-    found = _RUNS.get(key)
+    found = _LAYERS.get(key)
     if found is None or found[0] is not block:
-        found = _RUNS[key] = (block, _run_all(block, mode, around))
+        found = _LAYERS[key] = (block, _run_layer(block, mode, around))
     return found[1]
 
 
-def _run_all(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
-    machine, root, gradient_of_x = _forward(block, mode, around, saving=True)
+def _run_layer(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
+    machine, root, _ = _forward(block, mode, around)
     cached = [copy.storage for copy in machine.cache.values()]
     forward = peaks_of(machine.tape, machine.storages)
     empty_cache(machine)
     start = len(machine.tape)
     alive = [storage for storage in machine.storages if storage.references]
-    kept = [storage for storage in alive if storage.account != CASTS]
-    casts = [storage for storage in alive if storage.account == CASTS]
-    _backward(machine, root, block, mode, around)
-    gradients = [storage for storage in machine.storages if storage.account == "gradients"]
-    backward = peaks_of(machine.tape, machine.storages, start)
+    if root is not None:
+        machine.backward(root, _gradient(machine, mode, around))
     return LayerRun(
-        kept=tuple(kept),
-        cached_casts=_only(cached),
-        kept_casts=_only(casts),
-        gradients=_only(gradients),
+        kept=tuple(storage for storage in alive if storage.account != CASTS),
+        keeps_input=any(storage.name == _INPUT for storage in alive),
+        input=sum_of([storage for storage in machine.storages if storage.name == _INPUT]),
+        cached_casts=sum_of(cached),
+        kept_casts=sum_of([storage for storage in alive if storage.account == CASTS]),
+        gradients=sum_of([storage for storage in machine.storages if storage.account == GRADIENTS]),
         forward=forward,
-        forward_freed=_unsaved(block, mode, around, grad=True),
-        evaluated=_unsaved(block, mode, around, grad=False),
-        backward=backward,
+        forward_freed=_freed(block, mode, around, grad=True),
+        evaluated=_freed(block, mode, around, grad=False),
+        backward=peaks_of(machine.tape, machine.storages, start),
         recomputed=_recomputed(block, mode, around),
     )
 
 
-def _unsaved(block: Block, mode: LayerMode, around: Situation, *, grad: bool) -> Peaks:
+def sum_of(storages: list[Storage]) -> Sum:
+    """Returns the sizes of storages together."""
+    sizes: dict[tuple[str, Any], int] = {}
+    for storage in storages:
+        key = (storage.account, storage.unit)
+        sizes[key] = sizes.get(key, 0) + storage.size
+    return Sum(tuple(sizes.items()), 0)
+
+
+def _freed(block: Block, mode: LayerMode, around: Situation, *, grad: bool) -> Peaks:
+    """Returns the peaks of a forward that keeps nothing."""
     machine, _, _ = _forward(block, mode, around, saving=False, grad=grad)
     return peaks_of(machine.tape, machine.storages)
 
@@ -201,83 +185,86 @@ def _unsaved(block: Block, mode: LayerMode, around: Situation, *, grad: bool) ->
 def _recomputed(block: Block, mode: LayerMode, around: Situation) -> Peaks:
     """Returns the peaks of recomputation and backward of a checkpointed layer.
 
-    Recomputation stops when the last tensor has been kept: what only the output needs is never made again.
+    Recomputation begins when backward first asks for something kept, and stops when the last tensor has been kept: what
+    only the output needs is never made again.
     Source: torch/utils/checkpoint.py, _recomputation_hook with early stop.
     """
-    machine, root, x = _forward(block, mode, replace(around, input_needs_grad=True), saving=True, holds_input=True)
+    around = replace(around, input_needs_grad=True)
+    machine, root, x = _forward(block, mode, around, holds_input=True)
+    if root is None:
+        return peaks_of(machine.tape, machine.storages)
     empty_cache(machine)
     needed = {storage.index for storage in machine.storages if storage.references}
-    tape = machine.tape[: machine.last_save]
+    again = machine.tape[1 : machine.last_save]
+    again += [~index for index in _alive(again) if index not in needed]
+    given = machine.tape[:1]
+    machine.tape = []
+    gradient = _gradient(machine, mode, around)
+    machine.backward(root, gradient)
+    at = machine.first_use if machine.first_use is not None else len(machine.tape)
+    machine.release(x)
+    return peaks_of([*given, *machine.tape[:at], *again, *machine.tape[at:]], machine.storages)
+
+
+def _alive(tape: list[int]) -> list[int]:
     alive: dict[int, None] = {}
     for event in tape:
         if event >= 0:
             alive[event] = None
         else:
             alive.pop(~event)
-    machine.tape = tape + [~index for index in alive if index not in needed]
-    _backward(machine, root, block, mode, around)
-    machine.release(x)
-    gradient = machine.storages[-1]
-    del gradient
-    return peaks_of(machine.tape, machine.storages)
+    return list(alive)
+
+
+_INPUT = "layer input"
 
 
 def _forward(
-    block: Block, mode: LayerMode, around: Situation, *, saving: bool, grad: bool = True, holds_input: bool = False
-) -> tuple[Machine, Any, Tensor]:
+    block: Block,
+    mode: LayerMode,
+    around: Situation,
+    *,
+    saving: bool = True,
+    grad: bool = True,
+    holds_input: bool = False,
+) -> tuple[Machine, Node | None, Tensor]:
     """Runs a layer's forward; returns the machine, the node of its output, and its input."""
-    names = _names(block, mode, around)
+    names = {**_mode_names(mode, around), **_block_names(block, mode, around), **dict(block.sizes)}
     machine = Machine(parse_program(block.forward), OPERATIONS, names, saving=saving, grad=grad)
-    for name in ("cosine", "sine", "mask"):
-        names[name] = _given(machine, name, block, mode, around)
-    hidden = names["hidden"]
-    if holds_input:
-        names["gradient"] = machine.new(around.unit, hidden, mode.types.stream, "gradient of the layer's output")
-    x = machine.new(around.unit, hidden, mode.types.stream, "layer input")
+    types = mode.types
+    for name in ("cosine", "sine"):
+        names[name] = machine.outside("T", block.attention.head_dim, types.stream, f"rotary {name}")
+    names["mask"] = machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
+    x = machine.new(around.unit, names["hidden"], types.stream, _INPUT)
     if around.input_needs_grad and grad:
         machine.leaf(x, _take, sequence=0)
     y = machine.call("block", [x])
-    root = y.node
+    root: Node | None = y.node
     if root is not None:
         root.references += 1
     if not holds_input:
         machine.release(x)
-    if saving or not grad:
-        machine.release(y)
+    machine.release(y)
     return machine, root, x
 
 
 def _take(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
-    """Leaves the gradient of a layer's input alive, for the layer below."""
+    """Leaves the gradient of a layer's input alive, for what is below."""
     for gradient in gradients:
         if gradient is not None:
             machine.keep(gradient)
     return []
 
 
-def _backward(machine: Machine, root: Any, block: Block, mode: LayerMode, around: Situation) -> None:
-    gradient = machine.names.get("gradient")
-    if gradient is None:
-        hidden = machine.names["hidden"]
-        gradient = machine.new(around.unit, hidden, mode.types.stream, "gradient of the layer's output")
-    machine.backward(root, gradient)
+def _gradient(machine: Machine, mode: LayerMode, around: Situation) -> Tensor:
+    """Returns the gradient of a layer's output."""
+    return machine.new(around.unit, machine.names["hidden"], mode.types.stream, "gradient of the layer's output")
 
 
-def _given(machine: Machine, name: str, block: Block, mode: LayerMode, around: Situation) -> Tensor:
-    """Returns a tensor that the model made once for all layers."""
+def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
+    """Returns what the names of any program stand for under a mode."""
     types = mode.types
-    if name == "mask":
-        return machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
-    return machine.outside("T", block.attention.head_dim, types.stream, f"rotary {name}")
-
-
-def _names(block: Block, mode: LayerMode, around: Situation) -> dict[str, Any]:
-    """Returns what the names of a program stand for under a mode."""
-    types = mode.types
-    eager = mode.attention is Attention.EAGER
-    masked = mode.mask or around.windowed
-    names: dict[str, Any] = dict(block.sizes)
-    names |= {
+    return {
         "autocast": types.autocast,
         "compute": types.compute,
         "weight": types.weight,
@@ -287,26 +274,44 @@ def _names(block: Block, mode: LayerMode, around: Situation) -> dict[str, Any]:
         "trains": mode.trains,
         "double_quantization": mode.double_quantization,
         "gradients_stay": mode.gradients_stay,
-        "eager": eager,
-        "masked": masked,
-        "efficient": mode.attention is Attention.SDPA
-        and (masked or types.compute == 4 or block.attention.head_dim > _FLASH_WIDEST_HEAD),
-        "softcapped": block.attention.logit_softcap is not None,
+        "eager": mode.attention is Attention.EAGER,
         "mask_unit": around.mask_unit,
         "aligned": around.aligned,
     }
+
+
+def _block_names(block: Block, mode: LayerMode, around: Situation) -> dict[str, Any]:
+    """Returns what the names of a block's program stand for."""
+    types, masked = mode.types, mode.mask or around.windowed
+    wide = types.compute == 4 or block.attention.head_dim > _FLASH_WIDEST_HEAD
+    names: dict[str, Any] = {
+        "masked": masked,
+        "efficient": mode.attention is Attention.SDPA and (masked or wide),
+        "softcapped": block.attention.logit_softcap is not None,
+        "rotary": block.attention.rotary,
+        **{f"act_{name}": name == block.mlp.activation for name in _ACTIVATIONS},
+    }
     for linear in block.linears:
-        names[linear.id.replace(".", "_")] = _linear(linear, mode)
+        names[_named(linear.id)] = linear_weight(linear, mode)
     for norm in block.norms:
-        weight = Weight(norm.name, 1, norm.params, types.weight, trained=mode.trains)
-        names[norm.name.replace(".", "_")] = weight
+        names[_named(norm.name)] = norm_weight(norm, mode)
     for tensor in block.tensors:
-        weight = Weight(tensor.name, 1, tensor.params, types.weight, trained=mode.trains and tensor.trains)
-        names[tensor.name.replace(".", "_")] = weight
+        item, trained = 4 if tensor.fp32 else types.weight, mode.trains and tensor.trains
+        names[_named(tensor.name)] = Weight(tensor.name, 1, tensor.params, item, trained=trained)
     return names
 
 
-def _linear(linear: Linear, mode: LayerMode) -> Weight:
+def _named(path: str) -> str:
+    return path.replace(".", "_")
+
+
+def norm_weight(norm: Norm, mode: LayerMode) -> Weight:
+    """Returns the weight (and bias) of a norm."""
+    return Weight(norm.name, 1, norm.params, mode.types.weight, trained=mode.trains)
+
+
+def linear_weight(linear: Linear, mode: LayerMode) -> Weight:
+    """Returns a linear's weight with its bias and adapter under a mode."""
     types = mode.types
     weight = Weight(linear.name, linear.out_features, linear.in_features, types.weight, trained=mode.trains)
     weight.quantized = mode.quantized and linear.quantized
@@ -318,28 +323,65 @@ def _linear(linear: Linear, mode: LayerMode) -> Weight:
     return weight
 
 
-def saved_tensors(block: Block, mode: LayerMode) -> tuple[Saved, ...]:
-    """Returns what one layer keeps per token when it is not checkpointed, in the order in which it is made.
+def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[int, int]) -> TailRun:
+    """Returns what the final norm, the head and the loss do to memory.
 
-    Source: autograd formulas of torch (derivatives.yaml) applied to the transformers modelling code.
+    Args:
+        model: The model.
+        mode: The mode.
+        chunked: Whether the loss is computed tile by tile.
+        tile: Tokens and vocabulary entries of one tile.
     """
-    shapes = shapes_of(mode, 1)
-    run = layer_run(block, mode, situation(block, mode))
-    saved = []
-    for storage in run.kept:
-        size = storage.size * shapes.of(storage.unit)
-        saved.append(Saved(storage.name, size // mode.length, f"{storage.size} B x {storage.unit}"))
-    return tuple(item for item in saved if item.bytes_per_token)
+    key = (id(model), replace(mode, rank=0, length=0, adapted=frozenset()), chunked)
+    found = _TAILS.get(key)
+    if found is None or found[0] is not model:
+        found = _TAILS[key] = (model, _run_tail(model, mode, chunked, tile))
+    return found[1]
 
 
-def shapes_of(mode: LayerMode, batch: int) -> Shapes:
-    """Returns the shape variables of a mode with a batch."""
-    return Shapes({"B": batch, "T": mode.length, "T+1": mode.length + 1, "r": mode.rank})
+def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int]) -> TailRun:
+    machine, root = _tail_forward(model, mode, chunked, tile, grad=True)
+    cached = [copy.storage for copy in machine.cache.values()]
+    forward = peaks_of(machine.tape, machine.storages)
+    empty_cache(machine)
+    start = len(machine.tape)
+    if root is not None:
+        machine.backward(root, machine.new("1", 1, 4, "gradient of the loss"))
+    evaluated, _ = _tail_forward(model, mode, chunked, tile, grad=False)
+    return TailRun(
+        cached_casts=sum_of(cached),
+        forward=forward,
+        evaluated=peaks_of(evaluated.tape, evaluated.storages),
+        backward=peaks_of(machine.tape, machine.storages, start),
+    )
 
 
-def saved_per_token(block: Block, mode: LayerMode) -> int:
-    """Returns bytes per token that one layer keeps without checkpointing."""
-    return sum(item.bytes_per_token for item in saved_tensors(block, mode))
-
-
-__all__ = ["LayerMode", "LayerRun", "NormKind", "Saved", "layer_mode", "layer_run", "saved_per_token", "saved_tensors"]
+def _tail_forward(
+    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], *, grad: bool
+) -> tuple[Machine, Node | None]:
+    types = mode.types
+    head = Weight("head", model.vocab_size, model.hidden_size, types.weight, trained=mode.trains)
+    if model.head_bias:
+        head.bias = Weight("head bias", model.vocab_size, 1, types.weight, trained=mode.trains)
+    names = {
+        **_mode_names(mode, Situation()),
+        "hidden": model.hidden_size,
+        "chunked": chunked,
+        "tile_tokens": tile[0],
+        "tile_vocab": tile[1],
+        "capped": model.logit_softcap is not None,
+        "head": head,
+        "final_norm": norm_weight(model.final_norm, mode),
+        **{f"norm_{kind.value}": model.final_norm.kind is kind for kind in type(model.final_norm.kind)},
+    }
+    machine = Machine(parse_program(model.tail), OPERATIONS, names, grad=grad)
+    x = machine.new("B*T", model.hidden_size, types.stream, "output of the last layer")
+    if grad:
+        machine.leaf(x, _take, sequence=0)
+    names["output of the layers"] = x
+    loss = machine.call("tail", [])
+    root: Node | None = loss.node
+    if root is not None:
+        root.references += 1
+    machine.release(loss)
+    return machine, root

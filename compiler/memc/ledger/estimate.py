@@ -122,10 +122,16 @@ PARTS: tuple[PartKind, ...] = (
     ),
     PartKind(
         name="activations",
-        frame=lambda c: (_kind(c), c.attention, c.max_length, c.context_parallel),
-        shape=lambda c: (_pass(c), c.checkpoint_every, c.checkpoint_offload, c.padding_mask),
+        frame=lambda c: (_kind(c), c.attention, c.max_length, c.context_parallel, c.double_quantization),
+        shape=lambda c: (
+            _pass(c),
+            c.checkpoint_every,
+            c.checkpoint_offload,
+            c.padding_mask,
+            c.gradient_accumulation_steps > 1,
+        ),
         tokens=True,
-        build=lambda model, config, _counts, _facts: activation_entries(model, config),
+        build=lambda model, config, _counts, facts: activation_entries(model, config, facts),
     ),
     PartKind(
         name="loss",

@@ -91,9 +91,11 @@ class Node:
         references: Tensors and nodes that need it.
         received: Gradients of its outputs that have arrived.
         waiting: Gradients still to come, while backward runs.
+        packed: Whether it keeps anything, a parameter included: the first such asks for a checkpointed layer's
+            recomputation.
     """
 
-    __slots__ = ("edges", "received", "references", "run", "saved", "sequence", "waiting")
+    __slots__ = ("edges", "packed", "received", "references", "run", "saved", "sequence", "waiting")
 
     def __init__(self, sequence: int, edges: list[tuple[Node, int] | None], run: Backward) -> None:
         self.sequence, self.edges, self.run = sequence, edges, run
@@ -101,6 +103,7 @@ class Node:
         self.references = 0
         self.received: dict[int, Tensor] = {}
         self.waiting = 0
+        self.packed = False
 
 
 class Machine:
@@ -112,6 +115,7 @@ class Machine:
         saving: Whether nodes keep what they need (not in the forward of a checkpointed layer).
         grad: Whether nodes are recorded at all.
         last_save: Length of the tape when something was last kept.
+        first_use: Length of the tape when backward first used something kept; None before.
         names: What names of a program stand for beside locals: sizes, switches, weights.
         cache: Copies of weights in the compute type that autocast holds until the forward ends.
     """
@@ -130,6 +134,7 @@ class Machine:
         self.tape: list[int] = []
         self.storages: list[Storage] = []
         self.last_save = 0
+        self.first_use: int | None = None
         self.cache: dict[Any, Tensor] = {}
         self._sequence = 0
 
@@ -251,6 +256,7 @@ class Machine:
             return
         for tensor in tensors:
             self.last_save = len(self.tape)
+            node.packed = True
             if tensor is not None and self.saving:
                 tensor.storage.references += 1
                 node.saved.append(tensor.storage)
@@ -360,6 +366,8 @@ class Machine:
         order = 0
         while ready:
             node = heappop(ready)[2]
+            if node.packed and self.first_use is None:
+                self.first_use = len(self.tape)
             received = [node.received.get(slot) for slot in range(max(node.received, default=-1) + 1)]
             results = node.run(self, received) if received else [None] * len(node.edges)
             node.received = {}

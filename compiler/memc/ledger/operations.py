@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from memc.ledger.machine import WORKSPACE, Gradients, Machine, Node, Tensor
+from memc.ledger.machine import WORKSPACE, Gradients, Machine, Tensor
+
+_Run = TypeVar("_Run", bound=Callable[..., Any])
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """Operations by the name that programs call them by."""
 
 
-def operation(run: Callable[..., Any]) -> Callable[..., Any]:
+def operation(run: _Run) -> _Run:
     """Registers an operation under the name of its function, without a trailing underscore."""
     OPERATIONS[run.__name__.rstrip("_")] = run
     return run
@@ -268,6 +270,12 @@ def square(machine: Machine, x: Tensor) -> Tensor:
 
 
 @operation
+def cube(machine: Machine, x: Tensor) -> Tensor:
+    """Returns x ** 3, keeping x; backward is that of `square`. Source: FunctionsManual.cpp pow_backward."""
+    return square(machine, x)
+
+
+@operation
 def mean(machine: Machine, x: Tensor) -> Tensor:
     """Returns the mean over the last dimension; backward writes the gradient out in full.
 
@@ -287,7 +295,10 @@ def mean(machine: Machine, x: Tensor) -> Tensor:
 
 @operation
 def total(machine: Machine, x: Tensor) -> Tensor:
-    """Returns the sum over the last dimension; its gradient is expanded without a copy. Source: derivatives.yaml sum."""
+    """Returns the sum over the last dimension; its gradient is expanded without a copy.
+
+    Source: derivatives.yaml sum.
+    """
     size, full = x.last, x.width
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from memc.ledger.machine import Storage
@@ -31,8 +32,9 @@ class Shapes:
     def of(self, unit: Any) -> int:
         """Returns the value of a unit.
 
-        A product of variables, of which ``T~128`` is rounded up to a multiple of 128; or a tuple: ``above`` is 1 when
-        there are more rows than a limit, ``rows`` the buffer of a reduction over rows.
+        A product of variables, of which ``T~128`` is rounded up to a multiple of 128 and ``T-1`` is one less; or a
+        tuple: ``above`` is 1 when there are more rows than a limit, ``tile`` the rows up to a limit, ``tiles`` those of
+        two tiles, ``rows`` the buffer of a reduction over rows.
         """
         known = self._known.get(unit)
         if known is None:
@@ -41,16 +43,26 @@ class Shapes:
 
     def _value(self, unit: Any) -> int:
         if isinstance(unit, tuple):
+            if unit[0] in ("single", "several"):
+                return self.of(unit[1]) if (self.variables["B"] == 1) is (unit[0] == "single") else 0
             if unit[0] == "above":
-                return int(self.of(unit[1]) * unit[2] > unit[3])
+                return 1 if self.of(unit[1]) * unit[2] > unit[3] else 0
+            if unit[0] == "tile":
+                return min(self.of(unit[1]), int(unit[2]))
+            if unit[0] == "tiles":
+                return min(self.of(unit[1]), 2 * int(unit[2]))
             return row_sum_bytes(self.of(unit[1]) * unit[2], unit[3])
         value = 1
         for factor in unit.split("*"):
             name, _, multiple = factor.partition("~")
+            if name.endswith("-1"):
+                value *= self.variables[name[:-2]] - 1
+                continue
             value *= round_up(self.variables[name], int(multiple)) if multiple else self.variables[name]
         return value
 
 
+@cache
 def row_sum_bytes(rows: int, columns: int) -> int:
     """Returns the partial sums of a reduction over rows (gradients of norm weights and biases), and its counters.
 
@@ -99,11 +111,13 @@ class Peaks:
         sums: None is below another in every unit.
         tape: The tape, to say what is alive.
         storages: Its storages.
+        texts: What `describe` has said, by account and position.
     """
 
     sums: tuple[Sum, ...]
     tape: tuple[int, ...]
     storages: tuple[Storage, ...]
+    texts: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def largest(self, shapes: Shapes) -> Sum:
         """Returns the largest sum for given shapes."""
@@ -118,6 +132,37 @@ class Peaks:
             else:
                 alive.pop(~event)
         return tuple(self.storages[index] for index in alive)
+
+    def describe(self, at: Sum, account: str) -> str:
+        """Returns what a sum consists of in one account: names and bytes for each unit, larger ones first."""
+        key = (account, at.position)
+        if key not in self.texts:
+            sizes: dict[tuple[Any, str], int] = {}
+            for storage in self.alive(at):
+                if storage.account == account:
+                    named = (storage.unit, storage.name)
+                    sizes[named] = sizes.get(named, 0) + storage.size
+            self.texts[key] = _listed(sizes)
+        return self.texts[key]
+
+
+def _listed(sizes: dict[tuple[Any, str], int]) -> str:
+    """Returns sizes as text, by unit: ``B*T x (2688 layer input + 1344 q_proj output)``."""
+    by_unit: dict[Any, list[tuple[int, str]]] = {}
+    for (unit, name), size in sizes.items():
+        by_unit.setdefault(unit, []).append((size, name))
+    parts = []
+    for unit, items in by_unit.items():
+        items.sort(key=lambda item: (-item[0], item[1]))
+        inner = " + ".join(f"{size} {name}" for size, name in items)
+        parts.append(f"{_unit_text(unit)} x ({inner})" if unit != "1" else inner)
+    return "; ".join(parts)
+
+
+def _unit_text(unit: Any) -> str:
+    if isinstance(unit, tuple):
+        return f"{unit[0]}({', '.join(str(part) for part in unit[1:])})"
+    return str(unit)
 
 
 def peaks_of(tape: Iterable[int], storages: list[Storage], start: int = 0) -> Peaks:
