@@ -16,7 +16,7 @@ from memc.spec import Spec
 
 LENGTH_STEP = 64
 _LONGEST = 2**24
-_COUNTS = (1, 2, 4, 8, 16)
+_COUNTS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4), (8, 8))
 
 
 class Quantity(StrEnum):
@@ -205,11 +205,17 @@ def _by_price(desk: Desk, cards: Iterable[GpuFacts]) -> list[GpuFacts]:
 
 
 def fewest_cards(desk: Desk) -> Solution:
-    """Returns the fewest cards of the spec's kind in one node with a plan, the global batch as it is."""
+    """Returns the fewest cards of the spec's kind with a plan, the global batch as it is; above 8, in nodes of 8."""
     tried = [
-        _tried(count, desk.attempt_or_why_not(with_count(desk.spec, count)), size=float(count)) for count in _COUNTS
+        _tried(
+            count * nodes,
+            desk.attempt_or_why_not(with_count(desk.spec, count, nodes)),
+            size=float(count * nodes),
+        )
+        for count, nodes in _COUNTS
     ]
-    return _first(desk, Quantity.COUNT, tried, (f"{desk.gpu.key}, in one node; the global batch stays as it is",))
+    note = f"{desk.gpu.key}, up to 8 in one node, then nodes of 8; the global batch stays as it is"
+    return _first(desk, Quantity.COUNT, tried, (note,))
 
 
 def _first(desk: Desk, quantity: Quantity, tried: list[Tried], notes: tuple[str, ...]) -> Solution:

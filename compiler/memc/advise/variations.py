@@ -26,9 +26,9 @@ def with_model(spec: Spec, key: str) -> Spec:
     return spec.model_copy(update={"model": key})
 
 
-def with_count(spec: Spec, count: int) -> Spec:
-    """Returns the spec with another number of cards in one node."""
-    return spec.model_copy(update={"hardware": spec.hardware.model_copy(update={"count": count, "nodes": 1})})
+def with_count(spec: Spec, count: int, nodes: int = 1) -> Spec:
+    """Returns the spec with another number of cards in each node, and of nodes."""
+    return spec.model_copy(update={"hardware": spec.hardware.model_copy(update={"count": count, "nodes": nodes})})
 
 
 def with_card(spec: Spec, key: str, *, usd_per_gpu_hour: float | None = None) -> Spec:
