@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from memc.config import TrainingConfig
 from memc.facts.records import ModelFacts
-from memc.ledger.activations import layer_groups
+from memc.ledger.activations import Pile
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.layer import layer_mode
 from memc.ledger.parts import gpu_entry
 
-_FREE_AFTER = frozenset({Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING})
 _SOURCE = (
     "torch distributed/fsdp/_runtime_utils.py _register_post_backward_reshard_only_hook (register_multi_grad_hook on "
     "the inputs), utils/checkpoint.py CheckpointFunction.backward"
@@ -25,16 +25,38 @@ def held_input_entries(model: ModelFacts, config: TrainingConfig) -> list[Entry]
     """
     if config.fsdp is None or config.fsdp.version != 1 or config.lora is None or not config.reentrant_checkpointing:
         return []
-    layers = sum(group.checkpointed for group in layer_groups(model, config.checkpoint_every))
-    others, size = max(0, layers - 1), dtypes(config).stream
-    tokens = config.micro_batch_tokens
+    pile = Pile(model, config, layer_mode(config))
+    others = sum(layer.checkpointed for layer in pile.layers[1:])
+    size = dtypes(config).stream * model.hidden_size * config.micro_batch_tokens
+    counted = _counted_below(pile)
+    text = f"(input + its gradient) x {size} B x {others} layers"
     return [
         gpu_entry(
             "held-layer-inputs",
             Account.ACTIVATIONS,
-            2 * size * model.hidden_size * tokens * others,
-            _FREE_AFTER,
-            f"(input + its gradient) x {size} B x hidden {model.hidden_size} x {tokens} tokens x {others} layers",
+            max(0, 2 * size * others - counted),
+            frozenset({Moment.BACKWARD_LAST_LAYER}),
+            text + (f" - {counted} B of them that another entry counts" if counted else ""),
             _SOURCE,
-        )
+        ),
+        gpu_entry(
+            "held-layer-inputs-until-the-end",
+            Account.ACTIVATIONS,
+            2 * size * (others + 1),
+            frozenset({Moment.BACKWARD_EMBEDDING}),
+            f"(input + its gradient) x {size} B x {others + 1} layers",
+            _SOURCE,
+        ),
     ]
+
+
+def _counted_below(pile: Pile) -> int:
+    """Returns what the bill counts of the layers below the one whose backward it takes for the lowest moment.
+
+    That layer is the one where most is alive without what is held; with it, the lowest is.
+    """
+    totals = pile.backward_totals()
+    lower = max(range(len(totals) // 2 or 1), key=lambda index: (totals[index], -index))
+    return sum(below.waits + below.kept_casts for below in pile.layers[:lower]) - sum(
+        between.gradients for between in pile.layers[1 : lower + 1]
+    )
