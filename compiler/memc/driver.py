@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document, record_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
@@ -21,6 +21,9 @@ from memc.ledger.traced import TracedStep
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
+
+if TYPE_CHECKING:
+    from memc.certify import TraceProcess
 
 LOCK_NAME = "memc.lock"
 _LAUNCHER_MODE = 0o755
@@ -77,21 +80,30 @@ class Written:
         return all(change is Change.IDENTICAL for change in self.changes.values())
 
 
-def answer(spec_path: Path, *, folder: Path | None = None, certify_seconds: float = 0) -> Answer:
+def answer(
+    spec_path: Path, *, folder: Path | None = None, process: TraceProcess | None = None, certify_seconds: float = 0
+) -> Answer:
     """Returns the plan of the spec at `spec_path`, or the refusal.
 
     Args:
         spec_path: The spec.
         folder: Output folder whose lock may hold traces from earlier.
-        certify_seconds: How long tracing the plan may take; with 0, only traces from earlier count.
+        process: Traces the plan; with None, only traces from earlier count.
+        certify_seconds: How long that may take.
 
     Raises:
         MemcError: When the spec is invalid, names unknown things, or contradicts the facts.
     """
-    return answer_of(load_spec(spec_path), folder=folder, certify_seconds=certify_seconds)
+    return answer_of(load_spec(spec_path), folder=folder, process=process, certify_seconds=certify_seconds)
 
 
-def answer_of(loaded: LoadedSpec, *, folder: Path | None = None, certify_seconds: float = 0) -> Answer:
+def answer_of(
+    loaded: LoadedSpec,
+    *,
+    folder: Path | None = None,
+    process: TraceProcess | None = None,
+    certify_seconds: float = 0,
+) -> Answer:
     """Returns the plan of a spec that was read, or the refusal; arguments are those of `answer`.
 
     Raises:
@@ -109,11 +121,11 @@ def answer_of(loaded: LoadedSpec, *, folder: Path | None = None, certify_seconds
             raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
 
     known = _kept_traces(folder) if folder is not None else []
-    if not known and not certify_seconds:
+    if not known and process is None:
         return Answer(loaded=loaded, result=solved(0))
     from memc.certify import certified_answer  # what most commands do without
 
-    settled = certified_answer(solved, loaded.spec.model, _base(loaded.path), known, certify_seconds)
+    settled = certified_answer(solved, loaded.spec.model, _base(loaded.path), known, process, certify_seconds)
     return Answer(loaded=loaded, result=settled.result, traces=settled.traces, notes=settled.notes)
 
 
@@ -147,7 +159,12 @@ def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
 def answers(
     spec_paths: Iterable[Path], folders: Iterable[Path | None] | None = None, *, certify_seconds: float = 0
 ) -> list[Answer]:
-    """Returns the answer of every spec; `folders` are their output folders, the rest is as for `answer`.
+    """Returns the answer of every spec.
+
+    Args:
+        spec_paths: The specs.
+        folders: Their output folders, whose locks may hold traces from earlier; None when there are none.
+        certify_seconds: How long tracing each plan may take; with 0, only traces from earlier count.
 
     Raises:
         MemcError: With the errors of all specs that have one.
@@ -155,11 +172,17 @@ def answers(
     found: list[Answer] = []
     problems: list[MemcError] = []
     paths = list(spec_paths)
-    for path, folder in zip(paths, folders or [None] * len(paths), strict=True):
-        try:
-            found.append(answer(path, folder=folder, certify_seconds=certify_seconds))
-        except MemcError as error:
-            problems.append(error)
+    with contextlib.ExitStack() as stack:
+        process = None
+        if certify_seconds:
+            from memc.certify import TraceProcess  # what most commands do without
+
+            process = stack.enter_context(TraceProcess())
+        for path, folder in zip(paths, folders or [None] * len(paths), strict=True):
+            try:
+                found.append(answer(path, folder=folder, process=process, certify_seconds=certify_seconds))
+            except MemcError as error:
+                problems.append(error)
     if problems:
         diagnostics = dict.fromkeys(item for error in problems for item in error.diagnostics)
         raise MemcError(tuple(diagnostics), problems[0].exit_code)

@@ -1,17 +1,19 @@
-"""The process that traces: started here, given requests, read until it ends or its time is up."""
+"""The process that traces: started with the first request, kept for the next, ended when it is late or done with."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
+import queue
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 from memc.certify.request import Request
 from memc.errors import Diagnostic
@@ -25,19 +27,7 @@ _QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Requests, and how long their answers may take all together.
-
-    Attributes:
-        requests: What to trace.
-        seconds: Wall-clock time, start of the process included.
-    """
-
-    requests: Sequence[Request]
-    seconds: float
+_TALK_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -48,63 +38,107 @@ class NotTraced:
 
 
 TraceAnswer = dict[str, Any] | NotTraced
-"""A `memc/trace/1` step, or why there is none."""
+"""A `memc/trace-step/1` document, or why there is none."""
 
 
-def trace_all(asked: Asked) -> list[TraceAnswer]:
-    """Returns an answer to every request, in their order. What goes wrong is an answer; nothing is raised."""
-    with tempfile.TemporaryFile() as talk:
+class TraceProcess:
+    """Traces requests, one after the other, in a process of its own, which imports the frameworks once."""
+
+    def __init__(self) -> None:
+        self._worker: subprocess.Popen[bytes] | None = None
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._talk: IO[bytes] | None = None
+
+    def __enter__(self) -> TraceProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop()
+
+    def trace(self, request: Request, seconds: float) -> TraceAnswer:
+        """Returns the document of a traced step, or why there is none. What goes wrong is an answer; nothing is raised.
+
+        Args:
+            request: What to trace.
+            seconds: How long it may take, the start of the process included.
+        """
         try:
-            lines, late = _run(asked, talk)
+            worker = self._running()
+            assert worker.stdin is not None
+            worker.stdin.write(pickle.dumps(request))
+            worker.stdin.flush()
+            line = self._lines.get(timeout=seconds) if seconds > 0 else None
         except OSError as error:
-            return [_not_traced("trace-failed", f"no process for the trace: {error}")] * len(asked.requests)
-        talk.seek(0, os.SEEK_END)
-        talk.seek(max(0, talk.tell() - 4096))
-        last = talk.read().decode(errors="replace").strip().splitlines()[-1:]
-    answers = [_answer(json.loads(line)) for line in lines[: len(asked.requests)]]
-    if late:
-        rest = _not_traced("trace-too-slow", f"the trace was not done after {asked.seconds:.0f} s", late=True)
-    else:
-        rest = _not_traced("trace-failed", f"the trace ended without an answer: {' '.join(last) or 'no message'}")
-    return [*answers, *[rest] * (len(asked.requests) - len(answers))]
-
-
-def _run(asked: Asked, talk: Any) -> tuple[list[str], bool]:
-    """Returns the lines that the worker wrote, and whether it was stopped for taking too long."""
-    command = [sys.executable, "-P", "-m", _WORKER]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=talk,
-        env={**os.environ, **_QUIET},
-        start_new_session=True,
-    ) as worker:
-        late = False
-        try:
-            out, _ = worker.communicate(pickle.dumps(tuple(asked.requests)), timeout=asked.seconds)
-        except subprocess.TimeoutExpired:
-            late = True
-            _stop(worker)
-            out, _ = worker.communicate()
+            self._stop()
+            return _not_traced("trace-failed", f"no process for the trace: {error}")
+        except queue.Empty:
+            line = None
         except BaseException:
-            _stop(worker)
+            self._stop()
             raise
-    return [line for line in out.decode(errors="replace").splitlines() if line.endswith("}")], late
+        if line is None:
+            self._stop()
+            return _not_traced("trace-too-slow", f"the trace was not done after {seconds:.0f} s", late=True)
+        if not line:
+            said = self._last_words()
+            self._stop()
+            return _not_traced("trace-failed", f"the trace ended without an answer: {said or 'no message'}")
+        document = json.loads(line)
+        return NotTraced(Diagnostic(**document["error"])) if "error" in document else dict(document)
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        """Returns the worker, started when there is none."""
+        if self._worker is None:
+            self._talk = tempfile.TemporaryFile()  # noqa: SIM115  closed by _stop, as long as the worker lives
+            self._lines = queue.SimpleQueue()
+            self._worker = subprocess.Popen(
+                [sys.executable, "-P", "-m", _WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._talk,
+                env={**os.environ, **_QUIET},
+                start_new_session=True,
+            )
+            threading.Thread(target=_forward, args=(self._worker.stdout, self._lines), daemon=True).start()
+        return self._worker
+
+    def _last_words(self) -> str:
+        """Returns the last line that the worker wrote on standard error."""
+        if self._talk is None:
+            return ""
+        self._talk.seek(0, os.SEEK_END)
+        self._talk.seek(max(0, self._talk.tell() - _TALK_BYTES))
+        lines = self._talk.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def _stop(self) -> None:
+        """Ends the worker and what it started."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            try:
+                os.killpg(worker.pid, signal.SIGKILL)
+            except (AttributeError, ProcessLookupError, PermissionError):
+                worker.kill()
+            worker.wait()
+            for pipe in (worker.stdin, worker.stdout):
+                if pipe is not None:
+                    _close(pipe)
+        if self._talk is not None:
+            self._talk.close()
+            self._talk = None
 
 
-def _stop(worker: subprocess.Popen[bytes]) -> None:
-    """Ends the worker and what it started."""
-    try:
-        os.killpg(worker.pid, signal.SIGKILL)
-    except (AttributeError, ProcessLookupError, PermissionError):
-        worker.kill()
+def _forward(source: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:
+    """Puts every line of `source` into a queue, and an empty one at its end."""
+    with contextlib.suppress(OSError, ValueError):  # closed while it was read
+        for line in source:
+            lines.put(line)
+    lines.put(b"")
 
 
-def _answer(document: dict[str, Any]) -> TraceAnswer:
-    if "error" not in document:
-        return document
-    return NotTraced(Diagnostic(**document["error"]))
+def _close(pipe: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # what was buffered for a worker that is gone
+        pipe.close()
 
 
 def _not_traced(code: str, message: str, *, late: bool = False) -> NotTraced:

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from memc.certify.child import Asked, NotTraced, trace_all
+from memc.certify.child import NotTraced, TraceProcess
 from memc.certify.request import Request, interval_share, request_digest, trace_request, untraceable
 from memc.certify.stack import installed_versions, missing_libraries, stack_is_here, tracer_digest
 from memc.certify.steps import step_of
@@ -53,7 +53,9 @@ class _Search:
     reasons: list[str] = field(default_factory=list)
 
 
-def certified_answer(solve: Solver, model: str, base_dir: Path, known: Iterable[Any], seconds: float) -> Settled:
+def certified_answer(
+    solve: Solver, model: str, base_dir: Path, known: Iterable[Any], process: TraceProcess | None, seconds: float
+) -> Settled:
     """Returns the answer of a spec as traced.
 
     Args:
@@ -61,24 +63,26 @@ def certified_answer(solve: Solver, model: str, base_dir: Path, known: Iterable[
         model: The model as the spec names it.
         base_dir: Folder that a path in `model` starts from.
         known: Documents of traces from earlier; what is none of them is left out.
-        seconds: How long all tracing may take; 0 uses those from earlier alone.
+        process: Makes traces that are not known; with None, only those from earlier count.
+        seconds: How long all tracing may take.
     """
     steps: dict[str, TracedStep] = {}
     for document in known:
         with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
             step = step_of(document)
             steps[step.digest] = step
-    wanted = seconds > 0 and (stack_is_here() or not steps)
-    tracer = _tracer(seconds) if wanted else None
+    tracer = None
+    if process is not None and (stack_is_here() or not steps):
+        tracer = _tracer(process, seconds)
     return settle(solve, lambda plan: trace_request(plan.config, model, base_dir), steps, tracer)
 
 
-def _tracer(seconds: float) -> Tracer:
-    """Returns what traces in a process of its own, as long as there is time."""
+def _tracer(process: TraceProcess, seconds: float) -> Tracer:
+    """Returns what traces as long as there is time."""
     end = monotonic() + seconds
 
     def trace(request: Request) -> TracedStep | NotTraced:
-        (found,) = trace_all(Asked([request], max(0.0, end - monotonic())))
+        found = process.trace(request, end - monotonic())
         return found if isinstance(found, NotTraced) else step_of(found)
 
     return trace

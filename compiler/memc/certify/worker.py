@@ -16,10 +16,14 @@ STEP_SCHEMA = "memc/trace-step/1"
 
 
 def main() -> None:
-    """Answers every request. What libraries print goes to standard error."""
+    """Answers requests until there are no more. What libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    for request in pickle.loads(sys.stdin.buffer.read()):
+    while True:
+        try:
+            request = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
         answers.write(json.dumps(answer(request)) + "\n")
         answers.flush()
 

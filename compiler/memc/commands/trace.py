@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import memc
-from memc.certify import Asked, NotTraced, Request, interval_share, missing_libraries, step_of, trace_all, trace_request
+from memc.certify import NotTraced, Request, TraceProcess, interval_share, missing_libraries, step_of, trace_request
 from memc.certify.request import offloads, untraceable
 from memc.config import Engine, TrainingConfig
 from memc.driver import Answer
@@ -85,7 +85,8 @@ def _trace(request: Request, timeout: float) -> dict[str, Any]:
             f"the trace of this plan runs {', '.join(missing)}, which cannot be found here",
             hint="pip install 'memc[trace,train]', or " + f"pip install {' '.join(missing)}",
         )
-    (found,) = trace_all(Asked([request], timeout))
+    with TraceProcess() as process:
+        found = process.trace(request, timeout)
     if isinstance(found, NotTraced):
         raise MemcError((found.diagnostic,))
     return found
