@@ -106,7 +106,8 @@ def _fsdp() -> dict[str, TrainingConfig]:
     cases["context-parallel"] = _spread(1, context_parallel=2, packing=False, **full)
     cases["context-parallel-lora"] = _spread(1, context_parallel=4, packing=False)
     hybrid = FsdpConfig(hybrid=True)
-    cases["context-parallel-hybrid"] = _spread(2, context_parallel=2, packing=False, fsdp=hybrid, **full)
+    eight = _spread(2, context_parallel=2, packing=False, fsdp=hybrid, **full)
+    cases["context-parallel-hybrid"] = replace(eight, gpus_per_node=4)
     return cases
 
 
@@ -136,7 +137,7 @@ def _several_nodes() -> dict[str, TrainingConfig]:
 
 
 def matrix() -> dict[str, TrainingConfig]:
-    """Returns all configurations by name: those of one process, and those of four."""
+    """Returns all configurations by name: those of one process, of four and of eight."""
     alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
     return alone | _fsdp() | _several_nodes()
 

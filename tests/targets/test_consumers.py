@@ -75,7 +75,7 @@ def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, 
         checkpointing = arguments["activation_checkpointing_kwargs"]
         assert checkpointing["every_n_layers"] == max(config.checkpoint_every, 1)
         assert checkpointing["use_reentrant"] is (config.zero_stage == 3 and config.method is not Method.FULL)
-        assert checkpointing.get("offload", False) is config.checkpoint_offload
+        assert checkpointing.get("offload", False) is False, "a CPU has no pinned memory"
     assert arguments["prediction_loss_only"] is True
     if config.task is Task.SFT:
         assert arguments["max_length"] == config.max_length
@@ -172,6 +172,14 @@ def test_files_agree_on_which_there_are(name: str, folders: dict[str, Path]) -> 
 @pytest.mark.parametrize("name", CASES)
 def test_shell_reads_the_launcher(name: str, folders: dict[str, Path]) -> None:
     subprocess.run(["bash", "-n", str(folders[name] / "launch.sh")], check=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checkpoints_wait_on_the_host_where_planned(name: str, folders: dict[str, Path]) -> None:
+    text, config = (folders[name] / "train.py").read_text(), CASES[name]
+    assert ("CHECKPOINT_OFFLOAD = True" in text) is config.checkpoint_offload
+    by_model = config.fsdp is None or config.checkpoint_every != 1 or config.method is not Method.FULL
+    assert ('"offload": CHECKPOINT_OFFLOAD' in text) is (config.checkpoint_offload and by_model)
 
 
 @pytest.mark.parametrize("name", CASES)

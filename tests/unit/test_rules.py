@@ -10,6 +10,7 @@ import pytest
 import yaml
 from memc.config import (
     AdapterPrecision,
+    Attention,
     Engine,
     FsdpConfig,
     Method,
@@ -84,6 +85,21 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
     "shared-sequences-have-no-mask": (
         replace(_FSDP, context_parallel=2),
         replace(_FSDP, context_parallel=2, task=Task.PRETRAIN),
+        {},
+    ),
+    "shared-sequences-need-sdpa": (
+        replace(_FSDP, context_parallel=2, packing=False, attention=Attention.EAGER),
+        replace(_FSDP, context_parallel=2, packing=False),
+        {},
+    ),
+    "shared-sequences-divide-evenly": (
+        replace(_FSDP, context_parallel=2, packing=False, max_length=130),
+        replace(_FSDP, context_parallel=2, packing=False, max_length=132),
+        {},
+    ),
+    "shared-sequences-leave-nothing-to-shard": (
+        replace(_FSDP, context_parallel=2, nodes=2, packing=False, fsdp=FsdpConfig(hybrid=True)),
+        replace(_FSDP, context_parallel=2, nodes=2, packing=False),
         {},
     ),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),

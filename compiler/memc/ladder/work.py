@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from memc.config import Attention, Engine, LossHead, TrainingConfig
+from memc.config import Attention, Engine, LossHead, Task, TrainingConfig
 from memc.ladder.technique import Dimension, Fidelity, Situation, Technique
 from memc.ledger.entries import Account
 
@@ -63,21 +63,28 @@ def _context_why_not(size: int) -> Callable[[TrainingConfig, Situation], str | N
             return f"{size} does not divide {config.world_size} GPUs"
         if config.gpus_per_node % size:
             return f"{size} GPUs that share a sequence would lie in more than one node"
+        if config.fsdp.hybrid and config.gpus_per_node == size:
+            return "a whole node would share each sequence, and leave nothing to shard over"
         if config.max_length % (2 * size):
             return f"max_length {config.max_length} does not divide into {2 * size} equal pieces"
         if config.attention is not Attention.SDPA:
             return f"only SDPA attention is shared between GPUs, not {config.attention}"
-        if config.padding_mask and config.micro_batch_size > 1:
-            return "padded batches need a mask, which a shared sequence cannot have"
+        if config.packing and config.task is Task.SFT:
+            return "packed samples need a mask, which a shared sequence cannot have"
         return None
 
     return why_not
 
 
 def with_context_parallel(config: TrainingConfig, size: int) -> TrainingConfig:
-    """Returns the configuration with sequences shared by `size` GPUs, and as many samples per step as before."""
+    """Returns the configuration with sequences shared by `size` GPUs, and as many samples per step as before.
+
+    Padding stands at the end, where causal attention never looks: the mask is dropped.
+
+    Source: accelerate accelerator.py _attach_context_parallel_hooks.
+    """
     steps = config.gradient_accumulation_steps * size // config.context_parallel
-    return replace(config, context_parallel=size, gradient_accumulation_steps=steps)
+    return replace(config, context_parallel=size, gradient_accumulation_steps=steps, padding_mask=False)
 
 
 def accumulation(divisor: int) -> Technique:

@@ -9,6 +9,7 @@ from memc.config import TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.activations import activation_entries
 from memc.ledger.constants import LedgerFacts
+from memc.ledger.context import context_entries
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Entry, Ledger, Resource, resource_ledger
 from memc.ledger.fsdp import fsdp_parameter_entries, fsdp_state_entries
@@ -153,7 +154,7 @@ PARTS: tuple[PartKind, ...] = (
         build=_host,
     ),
     PartKind(
-        name="checkpoints on the host, and inputs held beyond their use",
+        name="checkpoints on the host, inputs held beyond their use, shared sequences",
         frame=lambda c: (
             _kind(c),
             c.gpus_per_node,
@@ -166,6 +167,7 @@ PARTS: tuple[PartKind, ...] = (
         build=lambda model, config, _counts, _facts: [
             *checkpoint_host_entries(model, config, dtypes(config).stream),
             *held_input_entries(model, config),
+            *context_entries(model, config),
         ],
     ),
 )
