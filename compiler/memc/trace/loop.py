@@ -17,11 +17,11 @@ from memc.trace.kernels import kernel_buffers
 from memc.trace.optional import library
 from memc.trace.quantized import quantization_constants
 from memc.trace.records import Owner, Recording, Stage
-from memc.trace.semantics import cuda_answers, cuda_semantics, run_like_cuda
+from memc.trace.semantics import LikeCuda, cuda_answers, cuda_semantics
 from memc.trace.splice import placed, repeated_in_time, whole_depth
 from memc.trace.stacks import StackDepth, layer_regions
 from memc.trace.tape import Tape, recording
-from memc.trace.values import run_with_values
+from memc.trace.values import Values
 
 _MAX_GRADIENT_NORM = 1.0
 _PAGED_MIN_ELEMENTS = 100_000
@@ -84,8 +84,8 @@ def _tape(like_cuda: bool, without_data: bool) -> Tape:
     if not without_data:
         return Tape()
     if like_cuda:
-        return Tape(kernel_buffers(), cuda_answers(), run_like_cuda)
-    return Tape(run=run_with_values)
+        return Tape(kernel_buffers(), cuda_answers(), LikeCuda().run)
+    return Tape(run=Values().run)
 
 
 def _optimizer(

@@ -15,7 +15,7 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 from memc.trace.autocast import cuda_autocast
 from memc.trace.optional import library
 from memc.trace.tape import Answer
-from memc.trace.values import run_with_values, tensor_of
+from memc.trace.values import Values, tensor_of
 
 aten = torch.ops.aten
 _MASK_ALIGNMENT = 16
@@ -76,15 +76,18 @@ def cuda_answers() -> dict[Any, Answer]:
     }
 
 
-def run_like_cuda(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator without data; statistics of a layer norm over halves are fp32, as on CUDA.
+class LikeCuda(Values):
+    """Runs operators without data; statistics of a layer norm over halves are fp32, as on CUDA.
 
     Source: aten/src/ATen/native/cuda/layer_norm_kernel.cu (acc_type), torch/_refs (cast back on CPU only).
     """
-    out = run_with_values(func, args, kwargs)
-    if func is aten.native_layer_norm.default and args[0].dtype in (torch.bfloat16, torch.float16):
-        return out[0], out[1].to(torch.float32), out[2].to(torch.float32)
-    return out
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns what an operator gives on CUDA."""
+        out = super().run(func, args, kwargs)
+        if func is aten.native_layer_norm.default and args[0].dtype in (torch.bfloat16, torch.float16):
+            return out[0], out[1].to(torch.float32), out[2].to(torch.float32)
+        return out
 
 
 def attention(

@@ -29,7 +29,7 @@ def placed(record: Recording) -> Recording:
             continue
         for event in _placed_stage(stage, list(group)):
             moved.append(event)
-            if event.delta > 0:
+            if event.delta > 0 and blocks[event.block].region is not event.region:
                 blocks[event.block] = _at(blocks[event.block], event.region)
     return Recording(blocks, moved, record.stages, record.owners)
 
@@ -155,7 +155,8 @@ class _Splice:
             else:
                 events += self._repeated(kind, list(group))
         for block, made in enumerate(self._record.blocks):
-            self._blocks[block] = _at(made, self._moved(made.region))
+            if self._layers[block] >= self._end:
+                self._blocks[block] = _at(made, self._moved(made.region))
         _check(events)
         return Recording(self._blocks, events, self._record.stages, self._owners)
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -21,6 +22,7 @@ Run = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 """Runs an operator below the tape."""
 
 
+_device = torch.ops.prim.device.default
 _add = torch.ops.aten.add.Tensor
 _FILLS = frozenset(
     {
@@ -163,6 +165,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs the operator, or what stands for it, and records the storages of what it returns."""
+        if func is _device and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
         answer = self._answers.get(func)
         if answer is not None:
             with cast("Any", self):

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memc.trace.shapes import Shapes
+
 aten = torch.ops.aten
 _MOST_ELEMENTS = 1 << 22
 _FILLED_LIKE = {
@@ -52,22 +54,28 @@ def give_values(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def run_with_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Runs an operator on tensors without data, and on the values of those whose values are known.
+class Values:
+    """Runs operators on tensors without data, and on the values of those whose values are known."""
 
-    Assumes: a scalar that is read is 1, or true, when it follows from data: nothing overflows, every label counts.
-    """
-    if func is aten._local_scalar_dense.default:
-        return _scalar(args[0])
-    if func in _SHAPED_BY_VALUES:
-        return _shaped_by_values(func, args, kwargs)
-    out = func(*args, **kwargs)
-    if isinstance(out, torch.Tensor):
-        if not out.is_floating_point() and out.numel() <= _MOST_ELEMENTS:
-            _follow(func, args, kwargs, out)
-    elif isinstance(out, (tuple, list)) and any(_small_integers(value) for value in out):
-        _follow_several(func, args, kwargs, out)
-    return out
+    def __init__(self) -> None:
+        self._shapes = Shapes()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns what an operator gives.
+
+        Assumes: a scalar that is read is 1, or true, when it follows from data: nothing overflows, every label counts.
+        """
+        if func is aten._local_scalar_dense.default:
+            return _scalar(args[0])
+        if func in _SHAPED_BY_VALUES:
+            return _shaped_by_values(func, args, kwargs)
+        out = self._shapes.run(func, args, kwargs)
+        if isinstance(out, torch.Tensor):
+            if not out.is_floating_point() and out.numel() <= _MOST_ELEMENTS:
+                _follow(func, args, kwargs, out)
+        elif isinstance(out, (tuple, list)) and any(_small_integers(value) for value in out):
+            _follow_several(func, args, kwargs, out)
+        return out
 
 
 def _small_integers(value: object) -> bool:
