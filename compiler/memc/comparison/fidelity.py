@@ -21,21 +21,36 @@ class Touch(StrEnum):
 DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
     Dimension.METHOD: ("method",),
     Dimension.STATES: ("optimizer", "precision"),
-    Dimension.SHARDING: ("engine", "zero", "zero_stage"),
+    Dimension.SHARDING: ("engine", "zero", "zero_stage", "fsdp"),
     Dimension.OFFLOAD_OPTIMIZER: ("offload_optimizer",),
     Dimension.OFFLOAD_PARAM: ("offload_param",),
+    Dimension.ENGINE_STATES: ("zero.bf16_master_weights", "zero.bf16_states"),
+    Dimension.ADAPTERS: ("lora.precision",),
+    Dimension.CONTEXT: ("context_parallel",),
     Dimension.LOSS: ("loss",),
     Dimension.CHECKPOINTING: ("checkpoint_every", "activation_checkpointing"),
+    Dimension.CHECKPOINT_OFFLOAD: ("checkpoint_offload",),
     Dimension.MICRO_BATCH: ("micro_batch_size", "gradient_accumulation_steps", "eval_batch_size", "padding_mask"),
 }
 """The settings that techniques decide, by dimension. Sections stand for everything below them."""
 
 _OTHER_SETTINGS: dict[Touch, tuple[str, ...]] = {
-    Touch.NUMERICS: ("task", "max_length", "packing", "double_quantization", "lora", "global_batch_size"),
+    Touch.NUMERICS: (
+        "task",
+        "max_length",
+        "packing",
+        "base_precision",
+        "quantization",
+        "double_quantization",
+        "upcast_unquantized",
+        "lora",
+        "global_batch_size",
+    ),
     Touch.MEMORY: (
         "attention",
         "expandable_segments",
         "gradient_as_bucket_view",
+        "reentrant_checkpointing",
         "gpus_per_node",
         "nodes",
         "world_size",
@@ -63,10 +78,16 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
         "save_total_limit",
         "output_dir",
         "trust_remote_code",
+        "nvme_path",
+        "scheduler",
+        "time_limit_hours",
+        "partition",
+        "account",
+        "image",
     ),
 }
 _SAME_ALGORITHM = (
-    frozenset({Optimizer.ADAMW.value, Optimizer.ADAMW_FOREACH.value}),
+    frozenset({Optimizer.ADAMW.value, Optimizer.ADAMW_FOREACH.value, Optimizer.PAGED_ADAMW.value}),
     frozenset({Optimizer.ADAMW_8BIT.value, Optimizer.PAGED_ADAMW_8BIT.value}),
 )
 """Optimizers that compute the same update and differ in temporaries or in where their states lie."""
