@@ -39,7 +39,7 @@ from published.readings import (
     read_sharding,
 )
 from published.records import Record, Skip
-from published.stacks import Software, read_software
+from published.stacks import Software, for_family, read_software
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,9 @@ def pin(record: Record) -> Pinned:
     """
     method = read_method(record)
     software = read_software(record)
-    model = _modelled(read_model(record), software)
+    model = read_model(record)
+    software = for_family(software, model.model_type)
+    model = _modelled(model, software)
     sharding = read_sharding(record)
     optimizer_offload, param_offload = read_offload(record)
     precision, base = read_precision(record, method)

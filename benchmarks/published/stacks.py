@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,17 @@ def read_software(record: Record) -> Software:
         plain_deepspeed=bool(entry.get("plain_deepspeed", False)),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )
+
+
+def for_family(software: Software, model_type: str) -> Software:
+    """Returns the software with what its version of transformers does for a model family."""
+    padded = _version(str(load_fact("transformers.labels_padded_since").value))
+    families = str(load_fact("transformers.families_with_16bit_loss").value).split()
+    if software.transformers is None or padded is None or software.transformers >= padded:
+        return software
+    if model_type not in families:
+        return software
+    return replace(software, stack=replace(software.stack, logits_upcast=False))
 
 
 def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | None) -> Stack:

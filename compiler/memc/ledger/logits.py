@@ -75,20 +75,34 @@ def _forward_text(types: Dtypes, stack: Stack) -> str:
 
 
 def _backward_logit_bytes(types: Dtypes, stack: Stack) -> int:
+    return _staying_bytes(types, stack) + _gradient_bytes(types, stack)
+
+
+def _gradient_bytes(types: Dtypes, stack: Stack) -> int:
+    """Returns what backward itself holds of the logits and their gradients."""
     wide = 4 if stack.logits_upcast else types.compute
     if stack.cross_entropy is CrossEntropy.TORCH:
-        return (3 + stack.logits_stay) * wide
+        return 3 * wide
     return 2 * wide if stack.shifted_copy else wide + (types.compute if types.compute != wide else 0)
+
+
+def _staying_bytes(types: Dtypes, stack: Stack) -> int:
+    """Returns what stays of the model's output: 16-bit logits, or fp32 ones where the model made them so."""
+    if not stack.logits_stay:
+        return 0
+    return types.compute if stack.logits_kept or not stack.logits_upcast else 4
 
 
 def _backward_text(types: Dtypes, stack: Stack) -> str:
     wide = 4 if stack.logits_upcast else types.compute
+    staying = _staying_bytes(types, stack)
+    first = f"{staying} B logits of the output + " if staying else ""
     if stack.cross_entropy is CrossEntropy.TORCH:
-        first = f"{wide} B logits + " if stack.logits_stay else ""
         return f"{first}{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"
     if stack.shifted_copy:
-        return f"{wide} B gradient in place of the shifted copy + {wide} B gradient of the logits"
-    return f"{wide} B gradient in place of the logits" + (f" + {types.compute} B cast" if types.compute != wide else "")
+        return f"{first}{wide} B gradient in place of the shifted copy + {wide} B gradient of the logits"
+    cast = f" + {types.compute} B cast" if types.compute != wide else ""
+    return f"{first}{wide} B gradient in place of the logits{cast}"
 
 
 def _linear(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
