@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
-from memc.ledger.entries import Account, Phase, ResourceLedger, allocated_by_account
+from memc.ledger.entries import Account, Grade, Phase, ResourceLedger, allocated_by_account
 from memc.plan import Infeasible, Plan, TrailStep, Verdict
 from memc.units import GIB, format_gib, format_seconds
 from memc.verdict import describe, plan_verdict, refusal_verdict
@@ -119,7 +119,8 @@ class _Bill:
         bill, narrow = self.bill, options.max_width < _WIDE
         booked = {entry.account for entry in bill.entries if entry.in_allocator}
         accounts = [account for account in Account if account in booked]
-        table = Table(title="memory of one GPU, GiB", title_justify="left", box=None, pad_edge=False)
+        known = "" if bill.grade is Grade.ESTIMATED else f", {bill.grade}"
+        table = Table(title=f"memory of one GPU, GiB{known}", title_justify="left", box=None, pad_edge=False)
         table.padding = (0, 1, 0, 0) if narrow else (0, 2, 0, 0)
         table.add_column("phase", no_wrap=True, overflow="fold")
         for account in accounts:

@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from memc.certify import NotTraced, Request, installed_versions, request_digest, step_of, tracer_digest
 from memc.certify.settle import Settled, certified_plan, is_current, settle
 from memc.config import Attention, Engine
-from memc.document import record_document
+from memc.document import ledger_document, record_document
 from memc.errors import Diagnostic
 from memc.facts import load_gpu, load_model, load_model_config
 from memc.ledger import Account, Grade, Phase
 from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedStep, compare, with_trace, without_trace
 from memc.plan import Infeasible, Plan
+from memc.render.notes import notes
+from memc.report import plan_report, plan_verdict
 from memc.solver import solve
 from memc.spec import parse_spec
-from memc.units import GIB, MIB
+from memc.units import GIB, MIB, format_gib
 from planmaker import make_config
+from rich.console import Console
 
 SPEC = """\
 model: Qwen/Qwen2.5-1.5B
@@ -274,3 +277,25 @@ def test_without_the_stack_a_compile_is_estimated_and_a_trace_says_what_to_insta
 
 def test_room_is_never_negative() -> None:
     assert isinstance(solver()(100 * GIB), Infeasible)
+
+
+def test_the_report_and_plan_say_how_the_total_is_known(plan: Plan) -> None:
+
+    traced = certified_plan(plan, trace_of(plan, factor=0.9))
+    assert len(plan_verdict(traced)) == len(plan_verdict(plan)) + 1
+    line = plan_verdict(traced)[-1]
+    assert traced.traced is not None
+    peak = traced.traced.comparison.peak
+    assert line.startswith(f"TRACED: {format_gib(peak.traced_bytes)} allocated in phase {peak.phase}")
+    assert f"say {format_gib(traced.traced.comparison.ledger_peak_bytes)} (+" in line
+    console = Console(width=200, color_system=None)
+    with console.capture() as capture:
+        console.print(plan_report(traced))
+    assert "memory of one GPU, GiB, traced" in capture.get()
+    rows = notes(traced)["traced"]
+    assert [row[0] for row in rows] == [phase.value for phase in STEP_PHASES]
+    assert notes(plan)["traced"] == []
+    documents = ledger_document(traced.ledger)["gpu"], ledger_document(plan.ledger)["gpu"]
+    assert [document["grade"] for document in documents] == ["traced", "estimated"]
+    added = {entry["name"] for entry in documents[0]["entries"]} - {entry["name"] for entry in documents[1]["entries"]}
+    assert added == {f"trace-difference-{phase.value}" for phase in STEP_PHASES}
