@@ -192,9 +192,9 @@ def why_not(shape: Shape, mode: Mode) -> str:
         model = facts_of(shape.key)
     except MemcError as error:
         return error.diagnostics[0].code
-    capped = any(group.block.attention.logit_softcap is not None for group in model.groups)
-    if capped and mode.attention == Attention.SDPA.value:
-        return "capped attention scores have no SDPA path"
+    attentions = [group.block.attention for group in model.groups]
+    if mode.attention != Attention.EAGER.value and any(one.eager_only or one.logit_softcap for one in attentions):
+        return "its attention has no SDPA path"
     if mode.method != "full" and not _targets(model, mode.method):
         return "no linear to adapt"
     return ""
