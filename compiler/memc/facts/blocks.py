@@ -108,6 +108,7 @@ def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> Att
         causal=section.get("causal", True),
         linear=section.get("linear", False),
         rotary=section.get("rotary", True),
+        eager_only=section.get("eager_only", False),
     )
 
 

@@ -164,6 +164,7 @@ class AttentionFacts:
         linear: Whether the cost grows with the length, not with its square (a gated delta rule): `heads` are the
             value heads then, `kv_heads` the key heads.
         rotary: Whether positions enter by rotation of queries and keys.
+        eager_only: Whether transformers computes it in no other way than its own matrix products.
     """
 
     heads: int
@@ -176,6 +177,7 @@ class AttentionFacts:
     causal: bool = True
     linear: bool = False
     rotary: bool = True
+    eager_only: bool = False
 
     @property
     def value_width(self) -> int:

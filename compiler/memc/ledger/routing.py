@@ -159,9 +159,7 @@ def add_in_place(machine: Machine, x: Tensor, y: Tensor) -> Tensor:
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients
         assert gradient is not None
-        return [
-            cast(machine, gradient, item) if wanted else None for wanted, item in zip(edges, items, strict=True)
-        ]
+        return [cast(machine, gradient, item) if wanted else None for wanted, item in zip(edges, items, strict=True)]
 
     node = machine.track([x, y], [], backward)
     out = machine.view(x)

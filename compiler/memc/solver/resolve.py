@@ -199,6 +199,8 @@ def run_settings(
         partition=spec.launch.partition or "",
         account=spec.launch.account or "",
         image=spec.launch.image or "",
+        volume=spec.launch.volume or "",
+        accelerator=spec.launch.accelerator or "",
     )
 
 
@@ -306,7 +308,8 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
     chunks = spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid
     loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
-    capped = any(group.block.attention.logit_softcap is not None for group in model.groups)
+    attentions = [group.block.attention for group in model.groups]
+    capped = any(one.logit_softcap is not None or one.eager_only for one in attentions)
     attention = Attention.EAGER if capped else Attention.SDPA  # transformers has no SDPA path with capped scores
     return TrainingConfig(
         task=spec.task,

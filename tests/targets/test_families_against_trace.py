@@ -1,0 +1,105 @@
+"""The ledger of each family against the trace of its real modelling code, at small sizes."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+import pytest
+from trace_cases import config
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memc.facts.gpus import load_gpu
+from memc.facts.models import model_from_config
+from memc.ledger.constants import ledger_facts
+from memc.ledger.estimate import Estimator
+from memc.trace import trace_step
+
+WORST = 0.03
+BELOW = -0.01
+MEDIAN = 0.005
+COMMON: dict[str, Any] = {
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+LATENT: dict[str, Any] = {
+    **COMMON,
+    "num_key_value_heads": 4,
+    "intermediate_size": 384,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 2,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_shared_experts": 2,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": {**COMMON, "intermediate_size": 384, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {
+        **COMMON,
+        "head_dim": 96,
+        "intermediate_size": 384,
+        "moe_intermediate_size": 128,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [0, 3],
+    },
+    "gpt_oss": {
+        **COMMON,
+        "head_dim": 64,
+        "intermediate_size": 128,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+        "sliding_window": 64,
+    },
+    "deepseek_v2": {**LATENT, "q_lora_rank": None},
+    "deepseek_v3": {**LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
+}
+TARGETS = {
+    "deepseek_v2": ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+    "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
+}
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+CASES: dict[str, dict[str, Any]] = {
+    "full-bf16-weights": {"precision": "bf16_pure"},
+    "full-autocast": {},
+    "full-checkpointed": {"checkpoint_every": 1, "task": "sft"},
+    "full-eager": {"attention": "eager", "precision": "bf16_pure"},
+    "full-padded": {"mask": True, "batch": 2},
+    "lora": {"method": "lora"},
+    "lora-every-second-layer": {"method": "lora", "adapters": "base", "checkpoint_every": 2},
+    "lora-dropout": {"method": "lora", "dropout": 0.1},
+}
+
+
+def _deviation(model_type: str, changes: dict[str, Any]) -> float:
+    """Returns by what part of the traced peak the ledger is off, the cuBLAS workspaces left out on both sides."""
+    model = {"model_type": model_type, **MODELS[model_type]}
+    facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
+    eager = {"attention": "eager"} if facts.groups[0].block.attention.eager_only else {}
+    targets = TARGETS.get(model_type, ATTENTION)
+    settings = config(**{"length": 512, "targets": targets, **changes, **eager})
+    bill = Estimator(facts, ledger_facts(load_gpu("a100-sxm4-80gb"))).price(settings).ledger().gpu
+    cublas = sum(entry.bytes for entry in bill.entries if entry.in_allocator and "cublas" in entry.name)
+    assert cublas > 0
+    traced = trace_step(settings, model).peak_allocated_bytes
+    return (bill.peak_allocated_bytes - cublas - traced) / traced
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_allocated_peak_is_that_of_the_trace(model_type: str) -> None:
+    off = {name: _deviation(model_type, changes) for name, changes in CASES.items()}
+    assert max(off.values()) <= WORST, off
+    assert min(off.values()) >= BELOW, off
+    assert median(abs(value) for value in off.values()) <= MEDIAN, off
