@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench reports accuracy accuracy-time clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench reports accuracy accuracy-memory accuracy-time clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -92,6 +92,9 @@ reports: $(CORE)  ## reports of failed runs against memc's answers; DATA=<yaml i
 
 accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+accuracy-memory: $(CORE)  ## the ledger against published memory: make accuracy-memory DATA=<yaml in the corpus' form>
+	$(BIN)/python benchmarks/accuracy_memory.py $(DATA) $(ARGS)
 
 accuracy-time: $(CORE)  ## the clock against published step times: make accuracy-time DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_time.py $(DATA) $(ARGS)

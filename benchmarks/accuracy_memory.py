@@ -11,10 +11,12 @@ import argparse
 import json
 from pathlib import Path
 
+import yaml
 from memc.units import format_gib
+from published.explanations import explanation
 from published.judging import Outcome, judge_all
 from published.records import read_records
-from published.summary import Errors, by_group, is_eligible, skipped_reasons, summarise
+from published.summary import Errors, Summary, by_group, is_eligible, skipped_reasons, summarise
 
 MISS = 0.12
 
@@ -24,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="YAML list of records")
     parser.add_argument("--all", action="store_true", help="list every comparison, not only the misses")
+    parser.add_argument("--write", type=Path, help="write the tables of the documentation to this file")
     arguments = parser.parse_args()
     outcomes = judge_all(read_records(arguments.data))
     _print_skipped(outcomes)
@@ -36,19 +39,56 @@ def main() -> None:
     print(_errors("records weighing the same", summary.plain))
     print(_errors("lower confidence", summary.others))
     print(f"verdicts of high confidence: {summary.right} of {summary.verdicts} right")
-    print(
-        json.dumps(
-            {
-                "models": summary.errors.models,
-                "count": summary.errors.count,
-                "coverage": round(summary.coverage, 4),
-                "median": round(summary.errors.median, 4),
-                "p90": round(summary.errors.p90, 4),
-                "worst": round(summary.errors.worst, 4),
-                "verdicts_right": round(summary.right / summary.verdicts, 4) if summary.verdicts else 0.0,
+    if arguments.write is not None:
+        arguments.write.write_text(results_text(outcomes), encoding="utf-8")
+    print(json.dumps(figures(summary)))
+
+
+def figures(summary: Summary) -> dict[str, float]:
+    """Returns the last line's figures; shares are fractions, errors weigh every group the same."""
+    return {
+        "models": summary.errors.models,
+        "count": summary.errors.count,
+        "coverage": round(summary.coverage, 4),
+        "median": round(summary.errors.median, 4),
+        "p90": round(summary.errors.p90, 4),
+        "worst": round(summary.errors.worst, 4),
+        "verdicts_right": round(summary.right / summary.verdicts, 4) if summary.verdicts else 0.0,
+    }
+
+
+def results_text(outcomes: list[Outcome]) -> str:
+    """Returns the tables of the documentation as YAML: figures, groups, reasons, misses, wrong verdicts."""
+    summary = summarise(outcomes)
+    missed = sorted(misses(outcomes, MISS), key=lambda item: -abs(item.error or 0.0))
+    document = {
+        **figures(summary),
+        "eligible": summary.eligible,
+        "plain": {"median": round(summary.plain.median, 4), "p90": round(summary.plain.p90, 4)},
+        "verdicts": summary.verdicts,
+        "oom_called_fit": list(summary.oom_as_fit),
+        "groups": {
+            name: {
+                "records": errors.count,
+                "signed": round(signed, 4),
+                "median": round(errors.median, 4),
+                "p90": round(errors.p90, 4),
             }
-        )
+            for name, errors, signed in by_group(outcomes)
+        },
+        "left_out": {reason: own for reason, own, _ in skipped_reasons(outcomes) if own},
+        "misses": [
+            {"id": item.record.id, "error": round(item.error or 0.0, 4), "why": explanation(item)} for item in missed
+        ],
+    }
+    return "# Written by make accuracy-memory ARGS='--write ...'.\n" + yaml.safe_dump(
+        document, sort_keys=False, allow_unicode=True, width=120
     )
+
+
+def misses(outcomes: list[Outcome], least: float) -> list[Outcome]:
+    """Returns the eligible comparisons that are off by more than `least`."""
+    return [item for item in outcomes if item.error is not None and abs(item.error) > least and is_eligible(item)]
 
 
 def _errors(name: str, errors: Errors) -> str:
@@ -70,14 +110,14 @@ def _print_groups(outcomes: list[Outcome]) -> None:
 
 
 def _print_rows(outcomes: list[Outcome], least: float) -> None:
-    rows = [item for item in outcomes if item.error is not None and abs(item.error) > least and is_eligible(item)]
+    rows = misses(outcomes, least)
     print(f"\neligible comparisons off by more than {least:.0%}:")
     for item in sorted(rows, key=lambda item: -abs(item.error or 0.0)):
         assert item.ledger is not None and item.published_bytes is not None and item.priced_bytes is not None
-        print(
-            f"  {item.error:+7.1%}  {format_gib(item.published_bytes):>11} published {format_gib(item.priced_bytes):>11} priced"
-            f"  {item.metric}, {item.ledger.gpu.binding_moment}  {item.record.id}"
-        )
+        published, priced = format_gib(item.published_bytes), format_gib(item.priced_bytes)
+        where = f"{item.metric}, {item.ledger.gpu.binding_moment}"
+        why = f": {explanation(item)}" if abs(item.error or 0.0) > MISS else ""
+        print(f"  {item.error:+7.1%}  {published:>11} published {priced:>11} priced  {where}  {item.record.id}{why}")
 
 
 def _print_verdicts(outcomes: list[Outcome]) -> None:

@@ -20,6 +20,7 @@ from pages.codes import codes_section
 from pages.commands import command_table, commands_section
 from pages.evidence import evidence_table
 from pages.fields import fields_section
+from pages.memory import memory_section
 from pages.runs import output_of, workspace
 from pages.techniques import ladder_section
 from pages.text import fenced
@@ -31,6 +32,7 @@ README = ROOT / "README.md"
 SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_section,
     "accuracy-catalogue": catalogue_section,
+    "accuracy-memory": memory_section,
     "accuracy-time": times_section,
     "codes": codes_section,
     "command-table": command_table,

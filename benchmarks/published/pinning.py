@@ -61,11 +61,12 @@ def pin(record: Record) -> Pinned:
     method = read_method(record)
     software = read_software(record)
     model = read_model(record)
-    software = for_family(software, model.model_type)
     model = _modelled(model, software)
     sharding = read_sharding(record)
     optimizer_offload, param_offload = read_offload(record)
     precision, base = read_precision(record, method)
+    if precision is Precision.BF16_PURE:  # autocast runs the loss in fp32 whatever the model hands it
+        software = for_family(software, model.model_type)
     micro_batch, length = read_shape(record)
     gpus, nodes = _cards(record, sharding)
     checkpoint_every = read_checkpointing(record)
