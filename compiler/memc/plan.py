@@ -34,6 +34,8 @@ class RunSettings:
         time_limit_hours: Hours after which the scheduler may end the run; 0 leaves it to the scheduler.
         partition, account: Slurm's; empty for its defaults.
         image: Container image; empty without one.
+        volume: Kubernetes claim of the volume that holds the data; empty without one.
+        accelerator: What SkyPilot calls the card; empty without.
     """
 
     model: str
@@ -60,6 +62,8 @@ class RunSettings:
     partition: str = ""
     account: str = ""
     image: str = ""
+    volume: str = ""
+    accelerator: str = ""
 
 
 class Verdict(StrEnum):

@@ -165,16 +165,28 @@ def _context_parallel(spec: Spec) -> Iterator[Finding]:
         )
 
 
+_NEEDED = {
+    Scheduler.KUBERNETES: (
+        ("image", "a Kubernetes job runs in a container", "`image: registry/name:tag`, with Python and CUDA"),
+        ("volume", "a Kubernetes job reads its data from a volume", "`volume: claim`, a claim that holds the data"),
+    ),
+    Scheduler.SKYPILOT: (
+        ("accelerator", "SkyPilot has names of its own for cards", "`accelerator: H100` or the like"),
+    ),
+}
+
+
 def _scheduler(spec: Spec) -> Iterator[Finding]:
     launch = spec.launch
-    if launch.scheduler is Scheduler.KUBERNETES and launch.image is None:
-        yield Finding(
-            code="spec-kubernetes-needs-image",
-            field="launch.image" if "image" in launch.model_fields_set else "launch.scheduler",
-            message="a Kubernetes job runs in a container, and `launch.image` does not name its image",
-            hint="add `image: registry/name:tag`, an image with Python and CUDA, below `launch`",
-            also=("launch.image", "launch.unknown"),
-        )
+    for name, why, example in _NEEDED.get(launch.scheduler, ()):
+        if getattr(launch, name) is None:
+            yield Finding(
+                code="spec-launch-incomplete",
+                field="launch.scheduler",
+                message=f"{why}, and `launch.{name}` is not given",
+                hint=f"add {example}, below `launch`",
+                also=(f"launch.{name}", "launch.unknown"),
+            )
 
 
 def _offload(spec: Spec) -> Iterator[Finding]:

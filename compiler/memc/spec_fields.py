@@ -155,6 +155,10 @@ class Launch(Section):
     """Slurm: account to charge."""
     image: Text | None = None
     """Kubernetes and SkyPilot: container image; requirements.txt is installed into it when the run starts."""
+    volume: Text | None = None
+    """Kubernetes: claim of the volume with data and checkpoints; the run starts in it, mounted at /workspace."""
+    accelerator: Text | None = None
+    """SkyPilot: what it calls the card, as `sky gpus list` shows it, for example H100."""
 
 
 class Time(Section):

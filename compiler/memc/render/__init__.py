@@ -10,7 +10,23 @@ from memc.plan import Plan
 from memc.render.documents import ACCELERATE, DS_CONFIG, PEFT_CONFIG, accelerate_config, ds_config, peft_config
 from memc.render.environment import environment, to_comment
 from memc.render.notes import notes
-from memc.render.readback import check_comment_header, check_json, check_python, check_shell, check_yaml
+from memc.render.readback import (
+    check_comment_header,
+    check_json,
+    check_python,
+    check_shell,
+    check_yaml,
+    check_yaml_documents,
+)
+from memc.render.schedulers import (
+    KUBERNETES,
+    SBATCH,
+    SKYPILOT,
+    kubernetes_documents,
+    output_folder,
+    skypilot_task,
+    slurm_values,
+)
 from memc.render.script import branches, constants, launcher_branches, requirement_branches
 
 TRAIN = "train.py"
@@ -60,8 +76,26 @@ def render(plan: Plan, *, spec_name: str, command: str) -> dict[str, str]:
     for name in (ACCELERATE, TRAIN, LAUNCH, REQUIREMENTS):
         check_comment_header(name, files[name], lines)
 
+    _schedule(plan, files, header, spec_name)
     files[PLAN_NOTES] = _text("report/PLAN.md.j2", header, **notes(plan))
     return dict(sorted(files.items()))
+
+
+def _schedule(plan: Plan, files: dict[str, str], header: dict[str, str], spec_name: str) -> None:
+    """Adds what the spec's scheduler starts the run with, read back."""
+    folder = output_folder(header["command"])
+    if plan.run.scheduler == "slurm":
+        values = slurm_values(plan, spec_name, header["command"])
+        files[SBATCH] = _text("slurm/job.sbatch.j2", header, **values)
+        check_shell(SBATCH, files[SBATCH])
+    elif plan.run.scheduler == "skypilot":
+        document = skypilot_task(plan, spec_name, header["command"])
+        files[SKYPILOT] = _text("skypilot/sky.yaml.j2", header, document=document, folder=folder)
+        check_yaml(SKYPILOT, files[SKYPILOT], document)
+    elif plan.run.scheduler == "kubernetes":
+        documents = kubernetes_documents(plan, spec_name, dict(files))
+        files[KUBERNETES] = _text("kubernetes/trainjob.yaml.j2", header, documents=documents, folder=folder)
+        check_yaml_documents(KUBERNETES, files[KUBERNETES], documents)
 
 
 def _text(template: str, header: dict[str, str], **values: Any) -> str:

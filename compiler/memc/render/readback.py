@@ -37,6 +37,16 @@ def check_yaml(name: str, text: str, document: Mapping[str, Any]) -> None:
         raise _differs(name, f"it reads back as {found!r}")
 
 
+def check_yaml_documents(name: str, text: str, documents: list[dict[str, Any]]) -> None:
+    """Raises MemcError when `text` is not exactly these documents as YAML, one after the other."""
+    try:
+        found = list(yaml.safe_load_all(text))
+    except yaml.YAMLError as error:
+        raise _differs(name, str(error)) from error
+    if found != documents:
+        raise _differs(name, "its documents read back differently")
+
+
 def check_python(name: str, text: str, constants: Mapping[str, Any]) -> None:
     """Raises MemcError when `text` is no Python or one of its top-level constants is not what it should be."""
     try:

@@ -1,0 +1,115 @@
+"""What schedulers start the run with: a Slurm script, a SkyPilot task, a Kubernetes TrainJob with its files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from itertools import pairwise
+from typing import Any
+
+from memc.plan import Plan
+
+SBATCH = "job.sbatch"
+SKYPILOT = "sky.yaml"
+KUBERNETES = "trainjob.yaml"
+
+_MOUNT = "/memc"
+_WORK = "/workspace"
+_GPU_RESOURCE = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
+
+
+def job_name(spec_name: str) -> str:
+    """Returns a name that every scheduler takes: lower-case letters, digits and dashes, from that of the spec."""
+    stem = spec_name.rsplit(".", 1)[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:50].strip("-") or "memc"
+
+
+def output_folder(command: str) -> str:
+    """Returns the folder that a command writes to, without its last slash; ``.`` when it does not say."""
+    words = shlex.split(command)
+    for word, after in pairwise(words):
+        if word in ("-o", "--output", "--out"):
+            return after.rstrip("/") or "/"
+    return "."
+
+
+def slurm_values(plan: Plan, spec_name: str, command: str) -> dict[str, Any]:
+    """Returns what the Slurm script is written from."""
+    run, config = plan.run, plan.config
+    return {
+        "job_name": job_name(spec_name),
+        "folder": output_folder(command),
+        "nodes": config.nodes,
+        "gpus_per_node": config.gpus_per_node,
+        "partition": run.partition,
+        "account": run.account,
+        "time_limit_hours": run.time_limit_hours,
+    }
+
+
+def skypilot_task(plan: Plan, spec_name: str, command: str) -> dict[str, Any]:
+    """Returns a SkyPilot task. Its working folder is the one it is started from, copied to every node."""
+    folder = shlex.quote(output_folder(command))
+    resources: dict[str, Any] = {"accelerators": f"{plan.run.accelerator}:{plan.config.gpus_per_node}"}
+    if plan.run.image:
+        resources["image_id"] = f"docker:{plan.run.image}"
+    run = [
+        'export MACHINE_RANK="$SKYPILOT_NODE_RANK"',
+        'export MAIN_PROCESS_IP="$(printf "%s\\n" "$SKYPILOT_NODE_IPS" | sed -n 1p)"',
+        f"bash {folder}/launch.sh",
+    ]
+    return {
+        "name": job_name(spec_name),
+        "workdir": ".",
+        "num_nodes": plan.config.nodes,
+        "resources": resources,
+        "setup": f"pip install -r {folder}/requirements.txt\n",
+        "run": "\n".join(run) + "\n",
+    }
+
+
+def kubernetes_documents(plan: Plan, spec_name: str, files: dict[str, str]) -> list[dict[str, Any]]:
+    """Returns a ConfigMap with the folder's files and a TrainJob that mounts it.
+
+    The torch runtime of Kubeflow Trainer names ranks and addresses in variables that torchrun reads too; they are
+    handed to launch.sh and taken away, so that only one of the two starts processes.
+    """
+    name, run, config = job_name(spec_name), plan.run, plan.config
+    script = [
+        "set -euo pipefail",
+        f"cd {_WORK}",
+        f"pip install -r {_MOUNT}/requirements.txt",
+        'export MACHINE_RANK="$PET_NODE_RANK" MAIN_PROCESS_IP="$PET_MASTER_ADDR" MAIN_PROCESS_PORT="$PET_MASTER_PORT"',
+        'unset "${!PET_@}"',
+        f"exec bash {_MOUNT}/launch.sh",
+    ]
+    volumes = [
+        {"name": "memc", "configMap": {"name": name}},
+        {"name": "work", "persistentVolumeClaim": {"claimName": run.volume}},
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+    ]
+    mounts = [
+        {"name": "memc", "mountPath": _MOUNT},
+        {"name": "work", "mountPath": _WORK},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+    ]
+    pod = {"spec": {"volumes": volumes, "containers": [{"name": "node", "volumeMounts": mounts}]}}
+    patch = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": pod}}}]}
+    resource = _GPU_RESOURCE.get(plan.gpu.vendor, "nvidia.com/gpu")
+    job: dict[str, Any] = {
+        "runtimeRef": {"name": "torch-distributed"},
+        "trainer": {
+            "image": run.image,
+            "numNodes": config.nodes,
+            "numProcPerNode": config.gpus_per_node,
+            "command": ["bash", "-c", "\n".join(script)],
+            "resourcesPerNode": {"limits": {resource: str(config.gpus_per_node)}},
+        },
+        "runtimePatches": [{"manager": "memc", "trainingRuntimeSpec": {"template": {"spec": patch}}}],
+    }
+    if run.time_limit_hours:
+        job["activeDeadlineSeconds"] = 3600 * run.time_limit_hours
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": files},
+        {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": name}, "spec": job},
+    ]

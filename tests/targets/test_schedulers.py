@@ -1,0 +1,116 @@
+"""What schedulers are given: a Slurm script that runs, a TrainJob that its own models read, a SkyPilot task."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from memc.config import Engine, Method, TrainingConfig
+from memc.render import render
+from memc.render.schedulers import job_name, output_folder
+from planmaker import make_config, make_plan, make_run
+
+COMMAND = "memc compile 'my spec.yaml' -o 'the out/'"
+_STUB_SRUN = """#!/usr/bin/env bash
+# Stands in for srun: one task per node, each with its number.
+shift
+for node in 0 1; do SLURM_NODEID=$node "$@"; done
+"""
+_STUB_LAUNCH = """#!/usr/bin/env bash
+echo "rank=$MACHINE_RANK ip=$MAIN_PROCESS_IP port=$MAIN_PROCESS_PORT arguments=$*"
+"""
+
+
+def files(nodes: int = 2, config: TrainingConfig | None = None, **run: Any) -> dict[str, str]:
+    config = config or make_config(engine=Engine.FSDP, method=Method.FULL)
+    plan = make_plan(replace(config, nodes=nodes, gpus_per_node=8), make_run(**run))
+    return render(plan, spec_name="My Spec_2.yaml", command=COMMAND)
+
+
+def test_names_and_folders_are_plain() -> None:
+    assert job_name("Llama-3.1 70B_sft.yaml") == "llama-3-1-70b-sft"
+    assert job_name("....yaml") == "memc"
+    assert output_folder(COMMAND) == "the out"
+    assert output_folder("memc compile s.yaml") == "."
+
+
+def test_without_a_scheduler_there_is_no_file_for_one() -> None:
+    assert not {"job.sbatch", "sky.yaml", "trainjob.yaml"} & set(files())
+
+
+def test_slurm_starts_one_launcher_per_node(tmp_path: Path) -> None:
+    """The script runs, with stand-ins for Slurm's two programs."""
+    text = files(scheduler="slurm", partition="gpu", account="my lab", time_limit_hours=30)["job.sbatch"]
+    wanted = ("--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--partition=gpu", "--account='my lab'")
+    for option in (*wanted, "--time=30:00:00", "--job-name=my-spec-2"):
+        assert f"#SBATCH {option}\n" in text
+    first_command = text.index("set -euo pipefail")
+    assert all(text.index(line) < first_command for line in text.splitlines() if line.startswith("#SBATCH"))
+    folder = tmp_path / "the out"
+    folder.mkdir()
+    (folder / "job.sbatch").write_text(text)
+    (folder / "launch.sh").write_text(_STUB_LAUNCH)
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, program in (("srun", _STUB_SRUN), ("scontrol", "#!/bin/sh\nprintf 'node7\\nnode8\\n'\n")):
+        (programs / name).write_text(program)
+        (programs / name).chmod(0o755)
+    environment = os.environ | {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_NODELIST": "node[7-8]",
+        "SLURM_JOB_ID": "12345",
+    }
+    environment.pop("MAIN_PROCESS_IP", None)
+    environment.pop("MAIN_PROCESS_PORT", None)
+    run = subprocess.run(
+        ["bash", "the out/job.sbatch", "--resume"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    lines = [f"rank={rank} ip=node7 port=29845 arguments=--resume" for rank in (0, 1)]
+    assert run.stdout.splitlines() == lines
+    elsewhere = subprocess.run(
+        ["bash", str(folder / "job.sbatch")], cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert elsewhere.returncode == 2
+    assert "submit from the folder" in elsewhere.stderr
+
+
+def test_kubeflow_reads_the_job_and_mounts_the_files() -> None:
+    models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
+    written = files(scheduler="kubernetes", image="registry/train:1", volume="claim", time_limit_hours=2)
+    config_map, job = yaml.safe_load_all(written["trainjob.yaml"])
+    assert set(config_map["data"]) == {"accelerate.yaml", "launch.sh", "requirements.txt", "train.py"}
+    assert config_map["data"]["train.py"] == written["train.py"]
+    assert sum(map(len, config_map["data"].values())) < 1_000_000, "what Kubernetes takes in one ConfigMap"
+    read = models.TrainerV1alpha1TrainJob.from_dict(job)
+    assert read.to_dict() == job, "a key that the trainer does not know was dropped"
+    trainer = read.spec.trainer
+    assert (trainer.num_nodes, trainer.num_proc_per_node, trainer.image) == (2, 8, "registry/train:1")
+    assert read.spec.active_deadline_seconds == 7200
+    script = trainer.command[-1]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert script.endswith("exec bash /memc/launch.sh")
+
+
+def test_skypilot_task_copies_the_folder_and_names_the_first_node(tmp_path: Path) -> None:
+    task = yaml.safe_load(files(scheduler="skypilot", accelerator="H100", image="registry/train:1")["sky.yaml"])
+    assert task["resources"] == {"accelerators": "H100:8", "image_id": "docker:registry/train:1"}
+    assert (task["num_nodes"], task["workdir"], task["name"]) == (2, ".", "my-spec-2")
+    folder = tmp_path / "the out"
+    folder.mkdir()
+    (folder / "launch.sh").write_text(_STUB_LAUNCH)
+    environment = os.environ | {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2"}
+    environment.pop("MAIN_PROCESS_PORT", None)
+    run = subprocess.run(["bash", "-c", task["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.stdout == "rank=1 ip=10.0.0.1 port= arguments=\n"
+
+
+def test_one_node_asks_for_no_address() -> None:
+    launcher = files(nodes=1, scheduler="slurm")["launch.sh"]
+    assert "MACHINE_RANK" not in launcher
+    assert "#SBATCH --nodes=1\n" in files(nodes=1, scheduler="slurm")["job.sbatch"]
