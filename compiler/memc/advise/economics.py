@@ -150,7 +150,7 @@ def _beyond_sharding(own: Summary | None, *, late: str | None, limited: bool) ->
     if own is None:
         sentence = "no rung makes it fit on the spec's own hardware: more memory, more cards or another method"
         return Signal(name=name, raised=True, sentence=sentence)
-    if own.config.zero_stage < 3:
+    if own.config.zero_stage < 3 and own.config.fsdp is None:
         sentence = f"the plan stops at rung {own.rung}, before parameters are sharded or offloaded"
         return Signal(name=name, raised=False, sentence=sentence)
     if not limited:
