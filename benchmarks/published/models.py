@@ -15,6 +15,7 @@ from memc.facts.models import model_from_config, model_rows
 from published.records import Record, Skip, read_yaml
 
 _HERE = Path(__file__).parent
+_ASIDE = re.compile(r"\s*\(.*?\)")
 _REPACKAGED = re.compile(
     r"[-_.](gptq|awq|bnb-4bit|unsloth-bnb-4bit|4bit|int4|nf4|gguf|fp8|hf-gptq|instruct|chat|it)(?=$|[-_.])",
     re.IGNORECASE,
@@ -72,7 +73,7 @@ def _known(name: str) -> ModelFacts | None:
 
 def _plain_name(name: str) -> str:
     """Returns the name of the weights that a repackaged or tuned checkpoint starts from, as far as its name says."""
-    return _REPACKAGED.sub("", name)
+    return _REPACKAGED.sub("", _ASIDE.sub("", name)).strip()
 
 
 @cache
@@ -127,4 +128,5 @@ def _own_models() -> Mapping[str, Any]:
 
 @cache
 def _document() -> Mapping[str, Any]:
-    return read_yaml(_HERE / "models.yaml")
+    document: Mapping[str, Any] = read_yaml(_HERE / "models.yaml")
+    return document

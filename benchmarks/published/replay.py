@@ -193,19 +193,19 @@ class Replay:
         else:
             peaks = run.recomputed
             held = self._holds_inputs
-            events = [event for event in peaks.tape if not (held and event == ~peaks.tape[0])]
-            alive = self._play(peaks, events, {peaks.tape[0]: layer.input}, first_new=gradient)
-            if held:
+            kept = [event for event in peaks.tape if not (held and event == ~peaks.tape[0])]
+            alive = self._play(peaks, kept, {peaks.tape[0]: layer.input}, first_new=gradient)
+            if held:  # the input and its gradient
                 self.held += [alive.pop(peaks.tape[0]), self._take(self._stream_bytes)]
         names = (run.backward if layer.saved else run.recomputed).storages
         result: Block | None = None
-        for index, held in list(alive.items()):
+        for index, left in list(alive.items()):
             if names[index].account == GRADIENTS and self.mode.gradients_stay:
-                self.gradients.append(held)
+                self.gradients.append(left)
             elif result is None:
-                result = held
+                result = left
             else:
-                self._free(held)
+                self._free(left)
         return result or self._take(self._stream_bytes)
 
     def _play(
@@ -248,42 +248,37 @@ class Replay:
         return gradient
 
     def _whole_loss(self, stack: Stack, hidden: int) -> Block:
+        """Replays a loss of logits that exist for all tokens at once."""
         logits = self.config.micro_batch_tokens * self.model.vocab_size
         compute = self.types.compute
-        first = self._take(compute * logits)
         wide = 4 if stack.logits_upcast else compute
-        copies = [self._take(wide * logits)] if wide != compute else []
-        if copies and not stack.logits_kept:
-            self._free(first)
-            first = None  # type: ignore[assignment]
-        if stack.shifted_copy:
-            copies.append(self._take(wide * logits))
-        kept = copies[-1] if copies else first
-        if stack.cross_entropy is CrossEntropy.TORCH:
-            kept = self._take(wide * logits)
-            if not stack.logits_stay:
-                self._drop(copies)
-                copies = []
-        if first is not None and first is not kept and not stack.logits_stay:
-            self._free(first)
-            first = None  # type: ignore[assignment]
-        made = [self._take(wide * logits)]
-        if stack.cross_entropy is CrossEntropy.TORCH:
-            made.append(self._take(wide * logits))
-            self._free(made.pop(0))
-            self._free(kept)
-        if wide != compute:
-            made.append(self._take(compute * logits))
-            self._free(made.pop(0))
-        if self.config.lora is None and not self.shards_weights:
-            self.gradients.append(self._take(self.types.gradient * (self.model.head_params or 0) or 512))
-        gradient = self._take(self.types.stream * hidden)
-        if stack.cross_entropy is not CrossEntropy.TORCH and kept is not first:
-            self._drop([block for block in copies if block is not kept])
+        output: Block | None = self._take(compute * logits)
+        assert output is not None
+        copies = [self._take(wide * logits) for _ in range((wide != compute) + stack.shifted_copy)]
+        if wide != compute and not stack.logits_kept:
+            self._free(output)
+            output = None
+        torch_loss = stack.cross_entropy is CrossEntropy.TORCH
+        saved = self._take(wide * logits) if torch_loss else None
+        if torch_loss and not stack.logits_stay:
+            self._drop(copies)
             copies = []
-            self._free(kept)
-        self._drop(copies)
-        self._drop([block for block in (*made, first) if block is not None])
+        if output is not None and copies and not stack.logits_stay:
+            self._free(output)
+            output = None
+        made = self._take(wide * logits)
+        if saved is not None:
+            of_logits = self._take(wide * logits)
+            self._drop([made, saved])
+            made = of_logits
+        if wide != compute:
+            narrow = self._take(compute * logits)
+            self._free(made)
+            made = narrow
+        if self.config.lora is None and not self.shards_weights and self.model.head_params:
+            self.gradients.append(self._take(self.types.gradient * self.model.head_params))
+        gradient = self._take(self.types.stream * hidden)
+        self._drop([made, *copies, *([] if output is None else [output])])
         return gradient
 
     def _linear_loss(self, hidden: int) -> Block:

@@ -20,9 +20,9 @@ def memory_section() -> str:
     parts = [
         f"{found['count']} of {found['eligible']} published figures of high confidence and a known metric are compared "
         f"({found['coverage']:.0%}), {found['models']} models. With every group of near-duplicates weighing the same, "
-        f"the ledger is {found['median']:.1%} off in the median and {found['p90']:.1%} in nine of ten; with every record "
-        f"weighing the same, {found['plain']['median']:.1%} and {found['plain']['p90']:.1%}. Of {found['verdicts']} "
-        f"records that only say whether a run fitted its card, {found['verdicts_right']:.0%} agree; out-of-memory "
+        f"the ledger is {found['median']:.1%} off in the median and {found['p90']:.1%} in nine of ten; with every "
+        f"record weighing the same, {found['plain']['median']:.1%} and {found['plain']['p90']:.1%}. Of "
+        f"{found['verdicts']} records that only say whether a run fitted its card, {found['verdicts_right']:.0%} agree; out-of-memory "
         f"runs that the ledger calls a fit: {missed}.\n"
     ]
     groups = [
