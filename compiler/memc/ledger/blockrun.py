@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +59,7 @@ class Situation:
 
     Attributes:
         input_needs_grad: Whether backward goes on below it.
+        input_item: Bytes of one element of its input; 0 for the type of the stream.
         unit: Shape variables of its tokens.
         mask_unit: Shape variables of its attention mask.
         aligned: Whether the keys are a multiple of 16.
@@ -65,41 +67,64 @@ class Situation:
     """
 
     input_needs_grad: bool = True
+    input_item: int = 0
     unit: str = "B*T"
     mask_unit: str = "B*T*T"
     aligned: bool = True
     windowed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LayerRun:
     """What one layer does to memory, in bytes per unit of shape.
+
+    What few configurations ask for is run when it is asked for, once.
 
     Attributes:
         kept: Storages that wait for backward, the layer's input included when it is kept; weight copies are not in it.
         keeps_input: Whether the input is among them.
+        output_item: Bytes of one element of its output.
         input: Bytes of its input.
         cached_casts: Bytes of weight copies that autocast holds until the forward ends.
         kept_casts: Bytes of those that wait for backward.
         gradients: Bytes of weight gradients that stay after its backward.
         forward: Its forward, input included, when it keeps what backward needs.
-        forward_freed: Its forward when it keeps nothing but its input (checkpointed).
-        evaluated: Its forward without gradients.
         backward: Its backward, with what it kept and the gradient of its output.
-        recomputed: Recomputation and backward, with its input and the gradient of its output.
+        runs: The other runs, by name.
+        known: Peaks of those that have been run.
     """
 
     kept: tuple[Storage, ...]
     keeps_input: bool
+    output_item: int
     input: Sum
     cached_casts: Sum
     kept_casts: Sum
     gradients: Sum
     forward: Peaks
-    forward_freed: Peaks
-    evaluated: Peaks
     backward: Peaks
-    recomputed: Peaks
+    runs: dict[str, Callable[[], Peaks]]
+    known: dict[str, Peaks]
+
+    @property
+    def forward_freed(self) -> Peaks:
+        """Its forward when it keeps nothing but its input (checkpointed)."""
+        return self._run("forward_freed")
+
+    @property
+    def evaluated(self) -> Peaks:
+        """Its forward without gradients."""
+        return self._run("evaluated")
+
+    @property
+    def recomputed(self) -> Peaks:
+        """Recomputation and backward, with its input and the gradient of its output."""
+        return self._run("recomputed")
+
+    def _run(self, name: str) -> Peaks:
+        if name not in self.known:
+            self.known[name] = self.runs[name]()
+        return self.known[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +148,12 @@ _LAYERS: dict[Any, tuple[Block, LayerRun]] = {}
 _TAILS: dict[Any, tuple[ModelFacts, TailRun]] = {}
 
 
-def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True) -> Situation:
+def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True, input_item: int = 0) -> Situation:
     """Returns what surrounds a layer of a block under a mode."""
     window = block.attention.sliding_window
     return Situation(
         input_needs_grad=input_needs_grad,
+        input_item=0 if input_item == mode.types.stream else input_item,
         mask_unit="B*T*T" if mode.mask else "T*T",
         aligned=mode.length % _MASK_ALIGNMENT == 0,
         windowed=window is not None and mode.length >= window,
@@ -151,19 +177,23 @@ def _run_layer(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
     start = len(machine.tape)
     alive = [storage for storage in machine.storages if storage.references]
     if root is not None:
-        machine.backward(root, _gradient(machine, mode, around))
+        machine.backward(root, _gradient(machine))
     return LayerRun(
         kept=tuple(storage for storage in alive if storage.account != CASTS),
         keeps_input=any(storage.name == _INPUT for storage in alive),
+        output_item=machine.names[_OUTPUT][2],
         input=sum_of([storage for storage in machine.storages if storage.name == _INPUT]),
         cached_casts=sum_of(cached),
         kept_casts=sum_of([storage for storage in alive if storage.account == CASTS]),
         gradients=sum_of([storage for storage in machine.storages if storage.account == GRADIENTS]),
         forward=forward,
-        forward_freed=_freed(block, mode, around, grad=True),
-        evaluated=_freed(block, mode, around, grad=False),
         backward=peaks_of(machine.tape, machine.storages, start),
-        recomputed=_recomputed(block, mode, around),
+        runs={
+            "forward_freed": lambda: _freed(block, mode, around, grad=True),
+            "evaluated": lambda: _freed(block, mode, around, grad=False),
+            "recomputed": lambda: _recomputed(block, mode, around),
+        },
+        known={},
     )
 
 
@@ -199,7 +229,7 @@ def _recomputed(block: Block, mode: LayerMode, around: Situation) -> Peaks:
     again += [~index for index in _alive(again) if index not in needed]
     given = machine.tape[:1]
     machine.tape = []
-    gradient = _gradient(machine, mode, around)
+    gradient = _gradient(machine)
     machine.backward(root, gradient)
     at = machine.first_use if machine.first_use is not None else len(machine.tape)
     machine.release(x)
@@ -217,6 +247,7 @@ def _alive(tape: list[int]) -> list[int]:
 
 
 _INPUT = "layer input"
+_OUTPUT = "shape of the output"
 
 
 def _forward(
@@ -233,12 +264,14 @@ def _forward(
     machine = Machine(parse_program(block.forward), OPERATIONS, names, saving=saving, grad=grad)
     types = mode.types
     for name in ("cosine", "sine"):
-        names[name] = machine.outside("T", block.attention.head_dim, types.stream, f"rotary {name}")
+        width = names.get("rotary_dim", block.attention.head_dim)
+        names[name] = machine.outside("T", width, types.stream, f"rotary {name}")
     names["mask"] = machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
-    x = machine.new(around.unit, names["hidden"], types.stream, _INPUT)
+    x = machine.new(around.unit, names["hidden"], around.input_item or types.stream, _INPUT)
     if around.input_needs_grad and grad:
         machine.leaf(x, _take, sequence=0)
     y = machine.call("block", [x])
+    names[_OUTPUT] = (y.unit, y.width, y.item)
     root: Node | None = y.node
     if root is not None:
         root.references += 1
@@ -256,9 +289,9 @@ def _take(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
     return []
 
 
-def _gradient(machine: Machine, mode: LayerMode, around: Situation) -> Tensor:
+def _gradient(machine: Machine) -> Tensor:
     """Returns the gradient of a layer's output."""
-    return machine.new(around.unit, machine.names["hidden"], mode.types.stream, "gradient of the layer's output")
+    return machine.new(*machine.names[_OUTPUT], "gradient of the layer's output")
 
 
 def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
@@ -289,6 +322,7 @@ def _block_names(block: Block, mode: LayerMode, around: Situation) -> dict[str, 
         "efficient": mode.attention is Attention.SDPA and (masked or wide),
         "softcapped": block.attention.logit_softcap is not None,
         "rotary": block.attention.rotary,
+        "attention_dropout": False,
         **{f"act_{name}": name == block.mlp.activation for name in _ACTIVATIONS},
     }
     for linear in block.linears:
