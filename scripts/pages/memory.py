@@ -22,8 +22,8 @@ def memory_section() -> str:
         f"({found['coverage']:.0%}), {found['models']} models. With every group of near-duplicates weighing the same, "
         f"the ledger is {found['median']:.1%} off in the median and {found['p90']:.1%} in nine of ten; with every "
         f"record weighing the same, {found['plain']['median']:.1%} and {found['plain']['p90']:.1%}. Of "
-        f"{found['verdicts']} records that only say whether a run fitted its card, {found['verdicts_right']:.0%} agree; out-of-memory "
-        f"runs that the ledger calls a fit: {missed}.\n"
+        f"{found['verdicts']} records that only say whether a run fitted its card, {found['verdicts_right']:.0%} "
+        f"agree; out-of-memory runs that the ledger calls a fit: {missed}.\n"
     ]
     groups = [
         [name, row["records"], f"{row['signed']:+.1%}", f"{row['median']:.1%}", f"{row['p90']:.1%}"]
