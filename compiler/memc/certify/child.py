@@ -78,7 +78,7 @@ class TraceProcess:
             raise
         if line is None:
             self._stop()
-            return _not_traced("trace-too-slow", f"the trace was not done after {seconds:.0f} s", late=True)
+            return _not_traced("trace-too-slow", f"the trace was not done after {max(0.0, seconds):.3g} s", late=True)
         if not line:
             said = self._last_words()
             self._stop()

@@ -78,11 +78,13 @@ def certified_answer(
 
 
 def _tracer(process: TraceProcess, seconds: float) -> Tracer:
-    """Returns what traces as long as there is time."""
-    end = monotonic() + seconds
+    """Returns what traces as long as there is time; solving in between does not count."""
+    left = [seconds]
 
     def trace(request: Request) -> TracedStep | NotTraced:
-        found = process.trace(request, end - monotonic())
+        start = monotonic()
+        found = process.trace(request, left[0])
+        left[0] -= monotonic() - start
         return found if isinstance(found, NotTraced) else step_of(found)
 
     return trace

@@ -35,7 +35,7 @@ def answer(request: Request) -> dict[str, Any]:
     except MemcError as error:
         first = error.diagnostics[0]
         return _error(first.code, first.message, first.hint)
-    except ImportError as missing:
+    except ModuleNotFoundError as missing:
         name = (missing.name or "a library").partition(".")[0]
         return _error(
             "trace-library-missing",
