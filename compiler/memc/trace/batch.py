@@ -36,16 +36,21 @@ def batch_for(config: TrainingConfig, model: Any) -> Batch:
         return _image_text_pairs(config, settings)
     if hasattr(settings, "vision_config"):
         return _text_with_images(config, model)
-    text = _text(config, _longest(config, settings))
+    text = _text(config, _longest(config, model))
     if settings.is_encoder_decoder:
         return Batch(text, ("source and target both have max_length tokens",))
     return Batch(text)
 
 
-def _longest(config: TrainingConfig, settings: Any) -> int:
-    """Returns the tokens per sample: max_length, or what learned positions allow."""
-    learned = getattr(settings, "max_position_embeddings", None) or config.local_length
-    return min(config.local_length, learned)
+def _longest(config: TrainingConfig, model: Any) -> int:
+    """Returns the tokens per sample: max_length, or what a table of learned positions allows."""
+    longest: int = config.local_length
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Embedding) and "position" in name:
+            rows = getattr(model.config, "max_position_embeddings", module.num_embeddings)
+            unused = 0 if module.padding_idx is None else module.padding_idx + 1
+            longest = min(longest, rows - unused)
+    return longest
 
 
 def _text(config: TrainingConfig, length: int) -> dict[str, Any]:

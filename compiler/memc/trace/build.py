@@ -170,7 +170,9 @@ def place(model: torch.nn.Module, config: TrainingConfig, tape: Tape, regions: d
             for owner in (module._parameters, module._buffers):
                 for name, tensor in list(owner.items()):
                     if tensor is not None and tensor.device.type == "meta":
-                        owner[name] = placed.setdefault(id(tensor), _storage_like(tensor))
+                        if id(tensor) not in placed:
+                            placed[id(tensor)] = _storage_like(tensor)
+                        owner[name] = placed[id(tensor)]
 
 
 def _storage_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
-from memc.trace.records import Kernel
+from memc.trace.records import Card, Kernel
 from memc.units import ceil_div, round_up
 
-_MULTIPROCESSORS = 132
 _THREADS_PER_MULTIPROCESSOR = 2048
 _REDUCE_THREADS = 128
 _REDUCE_VECTOR = 4
 _REDUCE_MIN_ROWS = 128
 _EMBEDDING_SMALL_ROWS = 3072
 _FLASH_ROW_TILE = 128
+_FOREACH_CHUNK = 65536
 
 
 def _flash_backward(args: tuple[Any, ...]) -> Sequence[int]:
@@ -44,7 +45,7 @@ def _efficient_backward(args: tuple[Any, ...]) -> Sequence[int]:
     return [batch * heads * rows * 4, batch * heads * (rows * round_up(width, 32) * 4 + 4 * rows)]
 
 
-def _sum(args: tuple[Any, ...]) -> Sequence[int]:
+def _sum(multiprocessors: int, args: tuple[Any, ...]) -> Sequence[int]:
     """Returns the partial sums of a reduction over rows (gradients of norm weights and biases), and its counters.
 
     Source: aten/src/ATen/native/cuda/Reduce.cuh, setReduceConfig, global reduction.
@@ -58,7 +59,7 @@ def _sum(args: tuple[Any, ...]) -> Sequence[int]:
     if columns % _REDUCE_VECTOR or columns < _REDUCE_THREADS or rows < _REDUCE_MIN_ROWS:
         return []
     grid = ceil_div(columns, _REDUCE_THREADS)
-    target = _MULTIPROCESSORS * (_THREADS_PER_MULTIPROCESSOR // _REDUCE_THREADS)
+    target = multiprocessors * (_THREADS_PER_MULTIPROCESSOR // _REDUCE_THREADS)
     values_per_thread = ceil_div(rows, _REDUCE_VECTOR)
     blocks = max(min(ceil_div(target, grid), ceil_div(values_per_thread, 16)), ceil_div(values_per_thread, 256))
     if (blocks > 1 and values_per_thread >= 64) or values_per_thread >= 256:
@@ -87,6 +88,16 @@ def _embedding_backward(args: tuple[Any, ...]) -> Sequence[int]:
     return [count * 8, count * 8, count * 24, (ceil_div(count, 10) + min(count, rows)) * gradient.shape[-1] * 4]
 
 
+def _foreach_norm(args: tuple[Any, ...]) -> Sequence[int]:
+    """Returns the partial norms of all tensors, as many for each as the largest has chunks.
+
+    Source: aten/src/ATen/native/cuda/ForeachReduceOp.cu, foreach_tensor_norm_cuda; chunk size of MultiTensorApply.cuh.
+    """
+    tensors = args[0]
+    chunks = max(ceil_div(tensor.numel(), _FOREACH_CHUNK) for tensor in tensors)
+    return [len(tensors) * chunks * 4]
+
+
 def _nested_constants(count: int) -> list[int]:
     return [4 * count, 4 * count]
 
@@ -103,15 +114,16 @@ def _gemm_4bit(args: tuple[Any, ...]) -> Sequence[int]:
     return [*(_nested_constants(nested) if constants.numel() < nested else []), weight]
 
 
-def kernel_buffers() -> dict[Any, Kernel]:
+def kernel_buffers(card: Card) -> dict[Any, Kernel]:
     """Returns, by operator, a function from the operator's arguments to the sizes of its buffers in bytes."""
     aten = torch.ops.aten
     table: dict[Any, Kernel] = {
         aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
-        aten.sum.dim_IntList: _sum,
+        aten.sum.dim_IntList: partial(_sum, card.multiprocessors),
         aten._softmax_backward_data.default: _softmax_backward,
         aten.embedding_dense_backward.default: _embedding_backward,
+        aten._foreach_norm.Scalar: _foreach_norm,
     }
     if hasattr(torch.ops, "bitsandbytes") and hasattr(torch.ops.bitsandbytes, "gemm_4bit"):
         table[torch.ops.bitsandbytes.gemm_4bit.default] = _gemm_4bit

@@ -16,7 +16,7 @@ from memc.trace.build import Given, build, place, uses_autocast
 from memc.trace.kernels import kernel_buffers
 from memc.trace.optional import library
 from memc.trace.quantized import quantization_constants
-from memc.trace.records import Owner, Recording, Stage
+from memc.trace.records import H100, Card, Owner, Recording, Stage
 from memc.trace.semantics import LikeCuda, cuda_answers, cuda_semantics
 from memc.trace.splice import placed, repeated_in_time, whole_depth
 from memc.trace.stacks import StackDepth, layer_regions
@@ -40,6 +40,7 @@ def record_steps(
     config: TrainingConfig,
     given: Given,
     *,
+    card: Card = H100,
     shallow: bool = True,
     like_cuda: bool = True,
     without_data: bool = True,
@@ -52,9 +53,9 @@ def record_steps(
     """
     model, stacks = build(config, given, shallow=shallow)
     regions = layer_regions(model)
-    tape = _tape(like_cuda, without_data)
+    tape = _tape(card, like_cuda, without_data)
     fused_head = config.loss is LossHead.CHUNKED
-    semantics = cuda_semantics(like_cuda=like_cuda, without_data=without_data, fused_head=fused_head)
+    semantics = cuda_semantics(card, like_cuda=like_cuda, without_data=without_data, fused_head=fused_head)
     with semantics, recording(tape):
         place(model, config, tape, regions)
         named = dict(model.named_parameters())
@@ -80,11 +81,11 @@ def record_steps(
     return Run(record, stacks, batch.assumes)
 
 
-def _tape(like_cuda: bool, without_data: bool) -> Tape:
+def _tape(card: Card, like_cuda: bool, without_data: bool) -> Tape:
     if not without_data:
         return Tape()
     if like_cuda:
-        return Tape(kernel_buffers(), cuda_answers(), LikeCuda().run)
+        return Tape(kernel_buffers(card), cuda_answers(), LikeCuda().run)
     return Tape(run=Values().run)
 
 

@@ -13,6 +13,23 @@ BLOCK_BYTES = 512
 Kernel = Callable[[tuple[Any, ...]], Sequence[int]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """What of a GPU decides which kernels run and what they allocate.
+
+    Attributes:
+        compute_capability: (major, minor).
+        multiprocessors: Streaming multiprocessors, among which reductions are spread.
+    """
+
+    compute_capability: tuple[int, int]
+    multiprocessors: int
+
+
+H100 = Card(compute_capability=(9, 0), multiprocessors=132)
+"""Source: torch.cuda.get_device_properties of an H100 SXM (specs/gpus/h100-sxm5-80gb.yaml)."""
+
+
 class Stage(StrEnum):
     """What a training loop is doing."""
 

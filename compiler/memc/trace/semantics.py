@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from transformers.modeling_outputs import MoeCausalLMOutputWithPast
 
 from memc.trace.autocast import cuda_autocast
 from memc.trace.optional import library
+from memc.trace.records import Card
 from memc.trace.tape import Answer
 from memc.trace.values import Values, tensor_of
 
@@ -99,8 +101,12 @@ def attention(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
+    *,
+    has_flash: bool = True,
 ) -> torch.Tensor:
-    """Returns what `scaled_dot_product_attention` gives on compute capability 8 or 9, through the same kernel.
+    """Returns what `scaled_dot_product_attention` gives on CUDA, through the same kernel.
+
+    `has_flash` says whether the card has the flash kernel: from compute capability 8.0 on.
 
     Assumes: cuDNN attention is not chosen, which torch may do on capability 9 and 10; its workspace is not known here.
     Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp (order flash, memory-efficient, math) and
@@ -114,7 +120,7 @@ def attention(
     width = query.shape[-1]
     factor = scale if scale is not None else 1 / math.sqrt(width)
     is_half = query.dtype in (torch.bfloat16, torch.float16)
-    if is_half and attn_mask is None and width <= _FLASH_MAX_WIDTH and value.shape[-1] == width:
+    if has_flash and is_half and attn_mask is None and width <= _FLASH_MAX_WIDTH and value.shape[-1] == width:
         return _flash(query, key, value, dropout_p, is_causal, factor)
     if enable_gqa:
         return _original_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)
@@ -212,15 +218,18 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextmanager
-def cuda_semantics(*, like_cuda: bool = True, without_data: bool = True, fused_head: bool = False) -> Iterator[None]:
-    """Makes tensors behave as on a GPU (`like_cuda`) and without storage behind them (`without_data`) for a while.
+def cuda_semantics(
+    card: Card, *, like_cuda: bool = True, without_data: bool = True, fused_head: bool = False
+) -> Iterator[None]:
+    """Makes tensors behave as on a card (`like_cuda`) and without storage behind them (`without_data`) for a while.
 
     `fused_head` lets TRL's fused head take the path of a GPU too.
     """
     functional = torch.nn.functional
     replacements: list[tuple[Any, str, Any]] = []
     if like_cuda:
-        replacements = [(functional, "scaled_dot_product_attention", attention), (functional, "dropout", dropout)]
+        on_card = partial(attention, has_flash=card.compute_capability >= (8, 0))
+        replacements = [(functional, "scaled_dot_product_attention", on_card), (functional, "dropout", dropout)]
         replacements += _fused_head_replacements() if fused_head else []
     if without_data:
         replacements.append((transformers_imports, "is_fake_tensor", lambda tensor: False))

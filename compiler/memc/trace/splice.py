@@ -10,7 +10,8 @@ from itertools import groupby
 from memc.trace.records import Block, Event, Owner, Part, Recording, Region, Stage
 from memc.trace.stacks import StackDepth, Window
 
-_LIST_SUMS = ("aten.stack.default", "aten.cat.default")
+_LIST_RESULTS = ("aten.stack.default", "aten.cat.default")
+_LIST_KERNELS = ("aten._foreach_norm.Scalar",)
 
 
 def placed(record: Recording) -> Recording:
@@ -257,10 +258,13 @@ class _Splice:
         gradients = [block for block in seen if self._record.owners.get(block) is Owner.GRADIENTS]
         inside = [block for block in gradients if self._inside(self._layers[block])]
         before, after = len(gradients), len(gradients) + self._window.copies * len(inside)
-        for block in self._record.blocks:
-            in_step = self._record.stages[block.stage_index] is Stage.STEP
-            if in_step and block.operator in _LIST_SUMS and before and block.size_bytes * after % before == 0:
-                block.size_bytes = block.size_bytes * after // before
+        for block, made in enumerate(self._record.blocks):
+            in_step = self._record.stages[made.stage_index] is Stage.STEP
+            of_all = made.operator in _LIST_RESULTS or (
+                made.operator in _LIST_KERNELS and self._record.owners.get(block) is Owner.KERNEL_WORKSPACE
+            )
+            if in_step and of_all and before and made.size_bytes * after % before == 0:
+                made.size_bytes = made.size_bytes * after // before
 
 
 def _check(events: list[Event]) -> None:

@@ -11,6 +11,8 @@ from memc.trace.attribution import ACCOUNTS, PhasePeak, TimelinePoint, phase_pea
 from memc.trace.build import Given
 from memc.trace.loop import Run, record_steps
 from memc.trace.peaks import Instant, Peak, peaks_by_instant, saved_bytes
+from memc.trace.records import H100, Card
+from memc.trace.reserved import Reserved, cublas_workspace_bytes, reserved
 from memc.trace.splice import NotPeriodicError
 from memc.trace.stacks import StackDepth
 
@@ -38,6 +40,7 @@ class StepTrace:
         layer_saved_bytes: What the second layer made in forward and keeps for backward, weight casts left out.
         layer_cast_bytes: 16-bit copies of the second layer's weights that live at the end of forward.
         outside_saved_bytes: What the rest of the model keeps, weight casts left out.
+        reserved: What torch's allocator holds over both steps, cuBLAS workspaces included, as a band.
         seconds: How long the trace took, without imports.
         assumes: What was assumed about the batch.
         not_modelled: What a real run allocates in torch's allocator and this trace leaves out.
@@ -51,6 +54,7 @@ class StepTrace:
     layer_saved_bytes: int
     layer_cast_bytes: int
     outside_saved_bytes: int
+    reserved: Reserved
     seconds: float
     assumes: tuple[str, ...]
     not_modelled: tuple[str, ...]
@@ -93,10 +97,10 @@ class StepTrace:
         return sums
 
 
-def trace_step(config: TrainingConfig, model: Given) -> StepTrace:
+def trace_step(config: TrainingConfig, model: Given, *, card: Card = H100) -> StepTrace:
     """Returns the memory of one optimizer step, after a first one, of a model given by its config.
 
-    Assumes: one GPU with CUDA semantics of compute capability 8 or 9 without cuDNN attention; every label counts;
+    Assumes: one GPU with CUDA semantics, without cuDNN attention; every label counts;
         gradient buckets of DDP and everything that DeepSpeed or FSDP allocates are not in it (under them there is no
         optimizer); dropout masks and attention masks are materialised as on CUDA.
     Source: transformers modelling code, PEFT, TRL and torch's autograd, run on tensors without data.
@@ -104,19 +108,20 @@ def trace_step(config: TrainingConfig, model: Given) -> StepTrace:
     Args:
         config: The training configuration.
         model: A transformers config, or the fields of a config.json. Layers that repeat others are run once.
+        card: The GPU: it decides the attention kernel, the parts of reductions, and the cuBLAS workspaces.
 
     Raises:
         MemcError: `trace-model-unknown`, `trace-attention-unsupported` or `trace-library-missing`.
     """
     started = time.perf_counter()
     try:
-        run = record_steps(config, model)
+        run = record_steps(config, model, card=card)
     except NotPeriodicError:
-        run = record_steps(config, model, shallow=False)
-    return result_of(config, run, started)
+        run = record_steps(config, model, card=card, shallow=False)
+    return result_of(config, run, card, started)
 
 
-def result_of(config: TrainingConfig, run: Run, started: float) -> StepTrace:
+def result_of(config: TrainingConfig, run: Run, card: Card, started: float) -> StepTrace:
     """Returns the trace that a record of two steps gives. `started` is when the work began (`perf_counter`)."""
     main = run.stacks[-1]
     layer, casts, outside = saved_bytes(run.recording, main.name)
@@ -129,6 +134,11 @@ def result_of(config: TrainingConfig, run: Run, started: float) -> StepTrace:
         layer_saved_bytes=layer,
         layer_cast_bytes=casts,
         outside_saved_bytes=outside,
+        reserved=reserved(
+            run.recording,
+            expandable_segments=config.expandable_segments,
+            workspace_bytes=cublas_workspace_bytes(card.compute_capability),
+        ),
         seconds=time.perf_counter() - started,
         assumes=run.assumes,
         not_modelled=_not_modelled(config),
