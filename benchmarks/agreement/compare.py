@@ -13,7 +13,8 @@ from memc.ledger import Estimator, Moment, ledger_facts
 
 from agreement.cases import Mode, Shape, facts_of, training_config, why_not
 
-GPU = "a100-sxm4-80gb"
+GPU = "h100-sxm5-80gb"
+"""The card whose kernels the trace takes when none is named."""
 _NOT_IN_TRACE = "cublas"
 _STEP = [moment for moment in Moment if moment.value.startswith(("forward", "loss", "backward", "step"))]
 

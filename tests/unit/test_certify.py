@@ -11,14 +11,23 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memc.certify import NotTraced, Request, installed_versions, request_digest, step_of, tracer_digest
+from memc.certify import (
+    NotTraced,
+    Request,
+    installed_versions,
+    request_digest,
+    step_of,
+    trace_request,
+    tracer_digest,
+    untraceable,
+)
 from memc.certify.settle import Settled, certified_plan, is_current, settle
 from memc.config import Attention, Engine
 from memc.document import ledger_document, record_document
 from memc.errors import Diagnostic
-from memc.facts import load_gpu, load_model, load_model_config
+from memc.facts import load_gpu, load_model
 from memc.ledger import Account, Grade, Phase
-from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedStep, compare, with_trace, without_trace
+from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedReserved, TracedStep, compare, with_trace, without_trace
 from memc.plan import Infeasible, Plan
 from memc.render.notes import notes
 from memc.report import plan_report, plan_verdict
@@ -46,10 +55,10 @@ def solver(text: str = SPEC) -> Callable[[int], Plan | Infeasible]:
 
 
 def request_of(plan: Plan) -> Request:
-    return Request(plan.config, load_model_config(plan.model.key, base_dir=Path()))
+    return trace_request(plan.config, plan.model.key, Path(), plan.gpu)
 
 
-def trace_of(plan: Plan, *, off_bytes: int = 0, factor: float = 1.0) -> TracedStep:
+def trace_of(plan: Plan, *, off_bytes: int = 0, factor: float = 1.0, held_bytes: int = 0) -> TracedStep:
     """Returns a trace that agrees with the plan's closed forms but for what is given."""
     bill = without_trace(plan.ledger.gpu)
     cublas = sum(entry.bytes for entry in bill.entries if "cublas" in entry.name)
@@ -59,11 +68,13 @@ def trace_of(plan: Plan, *, off_bytes: int = 0, factor: float = 1.0) -> TracedSt
         for phase, size in sizes.items()
     )
     request = request_of(plan)
+    expected = max(sizes.values()) + cublas + held_bytes
     return TracedStep(
         digest=request_digest(request),
         tracer=tracer_digest(),
         versions=installed_versions(request.config),
         phases=phases,
+        reserved=TracedReserved(expected_bytes=expected, low_bytes=expected - MIB, high_bytes=expected + MIB),
         stacks=(),
         assumes=(),
         not_modelled=(),
@@ -104,6 +115,19 @@ def test_a_ledger_that_is_off_follows_the_trace_to_the_byte(plan: Plan, factor: 
     assert without_trace(ledger.gpu) == plan.ledger.gpu
     assert compare(ledger.gpu, step, SHARE) == comparison
     assert ledger.host == plan.ledger.host
+
+
+def test_what_the_allocator_holds_beyond_the_ledger_is_an_entry(plan: Plan) -> None:
+    allowed = sum(e.uncertainty_bytes for e in plan.ledger.gpu.entries if e.name.startswith("allocator-"))
+    above = plan.ledger.gpu.reserved_above_allocated_bytes
+    within = with_trace(plan.ledger, trace_of(plan, held_bytes=above + allowed), SHARE)
+    assert within.gpu.required_bytes == plan.ledger.gpu.required_bytes
+    step = trace_of(plan, held_bytes=above + allowed + GIB)
+    ledger = with_trace(plan.ledger, step, SHARE)
+    assert ledger.gpu.peak_allocated_bytes == plan.ledger.gpu.peak_allocated_bytes
+    assert ledger.gpu.peak_reserved_bytes == plan.ledger.gpu.peak_allocated_bytes + above + allowed + GIB
+    assert ledger.gpu.required_bytes == compare(ledger.gpu, step, SHARE).traced_required_bytes
+    assert without_trace(ledger.gpu) == plan.ledger.gpu
 
 
 def test_a_plan_that_is_off_says_so(plan: Plan) -> None:
@@ -219,9 +243,9 @@ def test_a_plan_that_cannot_be_traced_is_estimated_and_says_why(plan: Plan) -> N
 
 
 def test_what_a_trace_cannot_see_is_named() -> None:
-    from memc.certify import untraceable
-
-    assert untraceable(make_config()) == ""
+    seen = Request(make_config(), {}, (8, 0), 108)
+    assert untraceable(seen) == ""
+    assert untraceable(replace(seen, compute_capability=None))
     for changes in (
         {"engine": Engine.DDP},
         {"engine": Engine.DEEPSPEED},
@@ -230,7 +254,7 @@ def test_what_a_trace_cannot_see_is_named() -> None:
         {"checkpoint_offload": True},
         {"attention": Attention.FLASH_ATTENTION_2},
     ):
-        assert untraceable(make_config(**changes)), changes
+        assert untraceable(replace(seen, config=make_config(**changes))), changes
 
 
 def test_the_digest_tells_requests_apart(plan: Plan) -> None:

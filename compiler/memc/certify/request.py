@@ -10,7 +10,7 @@ from typing import Any
 
 from memc.config import Attention, Engine, Offload, TrainingConfig
 from memc.document import record_document
-from memc.facts import load_fact, load_model_config
+from memc.facts import GpuFacts, load_fact, load_model_config
 
 _INTERVAL = "ledger.trace_interval_share"
 
@@ -22,29 +22,38 @@ class Request:
     Attributes:
         config: The configuration.
         model: The fields of the model's config.json.
+        compute_capability: Of the card, which decides the kernels; None for one that runs no CUDA.
+        multiprocessors: Of the card; None when unknown: those of the largest are taken.
     """
 
     config: TrainingConfig
     model: dict[str, Any]
+    compute_capability: tuple[int, int] | None
+    multiprocessors: int | None
 
 
-def trace_request(config: TrainingConfig, model: str, base_dir: Path) -> Request:
-    """Returns the request for a model that is named as in a spec.
+def trace_request(config: TrainingConfig, model: str, base_dir: Path, gpu: GpuFacts) -> Request:
+    """Returns the request for a model that is named as in a spec, on a card.
 
     Raises:
         MemcError: As `load_model_config`.
     """
-    return Request(config, load_model_config(model, base_dir=base_dir))
+    fields = load_model_config(model, base_dir=base_dir)
+    return Request(config, fields, gpu.compute_capability, gpu.multiprocessors)
 
 
 def request_digest(request: Request) -> str:
     """Returns the SHA-256 of all that decides what a trace finds, library versions and the trace itself aside."""
-    asked = {"settings": record_document(request.config), "model": request.model}
+    card = [request.compute_capability, request.multiprocessors]
+    asked = {"settings": record_document(request.config), "model": request.model, "card": card}
     return hashlib.sha256(json.dumps(asked, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def untraceable(config: TrainingConfig) -> str:
+def untraceable(request: Request) -> str:
     """Returns what a trace of one process cannot see of a configuration; empty when it sees the whole step."""
+    config = request.config
+    if request.compute_capability is None:
+        return "only the kernels of CUDA are known to the trace"
     if config.engine is Engine.DDP:
         return "the gradient buckets of DistributedDataParallel are not traced"
     if config.engine is not Engine.SINGLE:

@@ -74,7 +74,7 @@ def certified_answer(
     tracer = None
     if process is not None and (stack_is_here() or not steps):
         tracer = _tracer(process, seconds)
-    return settle(solve, lambda plan: trace_request(plan.config, model, base_dir), steps, tracer)
+    return settle(solve, lambda plan: trace_request(plan.config, model, base_dir, plan.gpu), steps, tracer)
 
 
 def _tracer(process: TraceProcess, seconds: float) -> Tracer:
@@ -162,7 +162,7 @@ def _step(request: Request, search: _Search, tracer: Tracer | None) -> TracedSte
         return () if kept is None else kept
     if kept is not None and is_current(kept, request):
         return kept
-    why_not = untraceable(request.config) or _missing(request)
+    why_not = untraceable(request) or _missing(request)
     if not why_not:
         found = tracer(request)
         if isinstance(found, TracedStep):

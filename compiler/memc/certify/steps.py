@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memc.ledger.entries import Account, Phase
-from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedStack, TracedStep
+from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedReserved, TracedStack, TracedStep
 
 
 def step_of(document: Mapping[str, Any]) -> TracedStep:
@@ -20,6 +20,9 @@ def step_of(document: Mapping[str, Any]) -> TracedStep:
         tracer=str(document["tracer"]),
         versions={str(name): str(version) for name, version in sorted(document["versions"].items())},
         phases=tuple(_phase(item) for item in document["phases"] if Phase(item["phase"]) in STEP_PHASES),
+        reserved=TracedReserved(
+            **{name: _bytes(document["reserved"][name]) for name in ("expected_bytes", "low_bytes", "high_bytes")}
+        ),
         stacks=tuple(
             TracedStack(name=item["name"], layers=item["layers"], traced_layers=item["traced_layers"])
             for item in document["stacks"]

@@ -53,9 +53,13 @@ def answer(request: Request) -> dict[str, Any]:
 
 def step_document(request: Request) -> dict[str, Any]:
     """Returns what the trace of a request found, as plain values; sizes are bytes."""
-    from memc.trace import trace_step
+    from memc.trace import H100, Card, trace_step
 
-    step = trace_step(request.config, request.model)
+    card = H100
+    if request.compute_capability is not None:
+        multiprocessors = request.multiprocessors or H100.multiprocessors
+        card = Card(compute_capability=request.compute_capability, multiprocessors=multiprocessors)
+    step = trace_step(request.config, request.model, card=card)
     phases = [
         {
             "phase": phase.value,
@@ -95,6 +99,13 @@ def step_document(request: Request) -> dict[str, Any]:
         "stacks": [
             {"name": stack.name, "layers": stack.layers, "traced_layers": stack.traced_layers} for stack in step.stacks
         ],
+        "reserved": {
+            "allocated_bytes": step.reserved.allocated_bytes,
+            "expected_bytes": step.reserved.expected_bytes,
+            "low_bytes": step.reserved.low_bytes,
+            "high_bytes": step.reserved.high_bytes,
+            "expandable_segments": step.reserved.expandable_segments,
+        },
         "seconds": round(step.seconds, 3),
         "assumes": list(step.assumes),
         "not_modelled": list(step.not_modelled),

@@ -44,17 +44,17 @@ def command(spec: Path, modules: int, timeout: float, as_json: bool) -> None:
 
     answer = driver.answer(driver.spec_path_of(spec), folder=spec if spec.is_dir() else None)
     config, bill = _traced_side(answer)
-    request = trace_request(config, answer.loaded.spec.model, answer.loaded.path.parent)
+    request = trace_request(config, answer.loaded.spec.model, answer.loaded.path.parent, answer.result.gpu)
     step = _trace(request, timeout)
     found = compare(bill, step_of(step), interval_share())
-    whole = not untraceable(config)
+    unseen = untraceable(request)
     if as_json:
-        click.echo(json.dumps(_document(answer, step, found, whole), indent=2, sort_keys=True, ensure_ascii=False))
+        click.echo(json.dumps(_document(answer, step, found, unseen), indent=2, sort_keys=True, ensure_ascii=False))
     else:
-        for line in _lines(answer, step, found, bill, modules):
+        for line in (*_verdict(answer, found, config, unseen), *_lines(config, step, found, bill, unseen, modules)):
             click.echo(line)
     budget = answer.result.budget.gpu_bytes
-    fits = not whole or (isinstance(answer.result, Plan) and found.traced_required_bytes <= budget)
+    fits = bool(unseen) or (isinstance(answer.result, Plan) and found.traced_required_bytes <= budget)
     sys.exit(ExitCode.OK if fits else ExitCode.DOES_NOT_FIT)
 
 
@@ -72,11 +72,9 @@ def _trace(request: Request, timeout: float) -> dict[str, Any]:
     Raises:
         MemcError: When it cannot be traced here, or at all.
     """
-    if request.config.context_parallel > 1:
+    if request.config.context_parallel > 1 or request.compute_capability is None:
         raise usage_error(
-            "trace-unsupported",
-            f"{request.config.context_parallel} ranks share each sequence, which the trace does not see",
-            hint="pin context_parallel to 1 to trace the rest; memc explain shows the ledger",
+            "trace-unsupported", f"this plan has no trace: {untraceable(request)}", hint="memc explain shows its ledger"
         )
     missing = missing_libraries(request.config)
     if missing:
@@ -92,15 +90,15 @@ def _trace(request: Request, timeout: float) -> dict[str, Any]:
     return found
 
 
-def _document(answer: Answer, step: Mapping[str, Any], found: Comparison, whole: bool) -> dict[str, Any]:
+def _document(answer: Answer, step: Mapping[str, Any], found: Comparison, unseen: str) -> dict[str, Any]:
     """Returns what `--json` prints; sizes are bytes on one GPU."""
     return {
         "schema": SCHEMA,
         "memc": memc.__version__,
         "spec": {"name": answer.loaded.name, "digest": answer.loaded.spec.digest()},
         "feasible": isinstance(answer.result, Plan),
-        "whole_step": whole,
-        "not_traced": untraceable(_traced_side(answer)[0]),
+        "whole_step": not unseen,
+        "not_traced": unseen,
         "budget_bytes": answer.result.budget.gpu_bytes,
         "traced": {key: value for key, value in step.items() if key != "schema"},
         "ledger": {
@@ -122,14 +120,16 @@ def _document(answer: Answer, step: Mapping[str, Any], found: Comparison, whole:
 
 
 def _lines(
-    answer: Answer, step: Mapping[str, Any], found: Comparison, bill: ResourceLedger, modules: int
+    config: TrainingConfig,
+    step: Mapping[str, Any],
+    found: Comparison,
+    bill: ResourceLedger,
+    unseen: str,
+    modules: int,
 ) -> Iterator[str]:
-    """Yields the report for people."""
-    config, _ = _traced_side(answer)
-    whole = not untraceable(config)
-    yield from _verdict(answer, found, config)
+    """Yields the report for people, below its verdict."""
     yield ""
-    if whole or config.engine is Engine.DDP:
+    if not unseen or config.engine is Engine.DDP:
         yield from _phase_table(step, found)
     else:
         yield from _activation_table(step, bill)
@@ -145,16 +145,22 @@ def _lines(
         f"{item['traced_layers']} of {item['layers']} layers of {item['name']}" for item in step["stacks"]
     )
     yield f"run: {depths}; the others repeat them. {versions}. {step['seconds']:.1f} s"
+    reserved = step["reserved"]
+    yield (
+        f"reserved by torch's allocator, replayed: {format_gib(reserved['expected_bytes'])} "
+        f"({format_gib(reserved['low_bytes'])} to {format_gib(reserved['high_bytes'])}), "
+        f"{'expandable' if reserved['expandable_segments'] else 'fixed'} segments; "
+        f"the ledger says {format_gib(bill.peak_reserved_bytes)} in all phases"
+    )
     for line in step["assumes"]:
         yield f"assumed: {line}"
     for line in step["not_modelled"]:
         yield f"not traced: {line}"
 
 
-def _verdict(answer: Answer, found: Comparison, config: TrainingConfig) -> Iterator[str]:
+def _verdict(answer: Answer, found: Comparison, config: TrainingConfig, unseen: str) -> Iterator[str]:
     if not isinstance(answer.result, Plan):
         yield "the spec does not fit; traced is the configuration that comes nearest"
-    unseen = untraceable(config)
     if unseen:
         yield f"PART OF A STEP: {unseen}"
         if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
@@ -170,7 +176,7 @@ def _verdict(answer: Answer, found: Comparison, config: TrainingConfig) -> Itera
     if not found.agrees:
         yield f"  that is more than the {format_gib(found.interval_bytes)} they are taken to be good for: use the trace"
     fits = "FITS" if found.traced_required_bytes <= budget else "DOES NOT FIT"
-    yield f"{fits}: {format_gib(found.traced_required_bytes)} of {format_gib(budget)} with what lies outside tensors"
+    yield f"{fits}: {format_gib(found.traced_required_bytes)} of {format_gib(budget)}, CUDA context included"
 
 
 def _phase_table(step: Mapping[str, Any], found: Comparison) -> Iterator[str]:

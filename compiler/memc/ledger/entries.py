@@ -6,6 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+ALLOCATOR = "allocator-"
+"""Names of entries begin with it for what torch's allocator holds beyond what is allocated."""
+
 
 class Account(StrEnum):
     """The accounts of one step's memory bill."""
@@ -195,7 +198,7 @@ def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLed
             for moment in entry.moments:
                 by_moment[moment] += entry.bytes
     outside = [entry for entry in own if not entry.in_allocator]
-    reserved = sum(entry.bytes for entry in outside if entry.name.startswith("allocator-"))
+    reserved = sum(entry.bytes for entry in outside if entry.name.startswith(ALLOCATOR))
     return ResourceLedger(
         resource=resource,
         entries=own,

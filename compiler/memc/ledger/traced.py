@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memc.ledger.entries import Account, Entry, Grade, Ledger, Moment, Phase, Resource, ResourceLedger, resource_ledger
+from memc.ledger.entries import (
+    ALLOCATOR,
+    Account,
+    Entry,
+    Grade,
+    Ledger,
+    Moment,
+    Phase,
+    Resource,
+    ResourceLedger,
+    resource_ledger,
+)
 
 STEP_PHASES = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.STEP)
 _OUTSIDE_TRACE = "cublas"
 _DIFFERENCE = "trace-difference"
+_HELD = f"{ALLOCATOR}trace-held"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +42,20 @@ class TracedPhase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TracedReserved:
+    """What torch's allocator holds at its peak over the step, cuBLAS workspaces included.
+
+    Attributes:
+        expected_bytes: When blocks come as they were recorded.
+        low_bytes, high_bytes: Over what a record cannot fix.
+    """
+
+    expected_bytes: int
+    low_bytes: int
+    high_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class TracedStep:
     """One optimizer step on one GPU, as the trace saw it.
 
@@ -38,6 +64,7 @@ class TracedStep:
         tracer: Digest of the trace's own source.
         versions: Library versions that ran.
         phases: Peaks in time order.
+        reserved: What the allocator holds.
         stacks: The model's stacks of layers.
         assumes: What was assumed about the batch.
         not_modelled: What a real run allocates and the trace leaves out.
@@ -47,6 +74,7 @@ class TracedStep:
     tracer: str
     versions: dict[str, str]
     phases: tuple[TracedPhase, ...]
+    reserved: TracedReserved
     stacks: tuple[TracedStack, ...]
     assumes: tuple[str, ...]
     not_modelled: tuple[str, ...]
@@ -72,13 +100,18 @@ class Comparison:
 
     Attributes:
         phases: The phases that the trace covers.
-        traced_required_bytes: What one card must have when these phases are as traced and the others as estimated.
+        traced_required_bytes: What one card must have when these phases are as traced and the others as estimated:
+            what the allocator holds then, and what lies outside it.
         interval_bytes: How far the two peaks may be apart before the closed forms count as wrong.
+        held_bytes: What the traced allocator holds beyond what the ledger expects of it; negative when less.
+        held_interval_bytes: How far that may be off before it counts.
     """
 
     phases: tuple[PhaseComparison, ...]
     traced_required_bytes: int
     interval_bytes: int
+    held_bytes: int
+    held_interval_bytes: int
 
     @property
     def peak(self) -> PhaseComparison:
@@ -132,10 +165,15 @@ def compare(bill: ResourceLedger, step: TracedStep, interval_share: float) -> Co
     allocated = max([item.traced_bytes for item in phases] + others)
     peak = max(phases, key=lambda item: item.ledger_bytes)
     named = _uncertainty_bytes(plain, _largest_moment(plain, peak.phase))
+    held = step.reserved.expected_bytes - allocated - plain.reserved_above_allocated_bytes
+    allowed = sum(item.uncertainty_bytes for item in plain.entries if item.name.startswith(ALLOCATOR))
+    expected = allocated + plain.required_bytes - plain.peak_allocated_bytes
     return Comparison(
         phases=tuple(phases),
-        traced_required_bytes=allocated + plain.required_bytes - plain.peak_allocated_bytes,
+        traced_required_bytes=expected + (held if held > allowed else 0),
         interval_bytes=named + int(interval_share * peak.ledger_bytes),
+        held_bytes=held,
+        held_interval_bytes=allowed,
     )
 
 
@@ -147,10 +185,14 @@ def with_trace(ledger: Ledger, step: TracedStep, interval_share: float) -> Ledge
     """
     plain = without_trace(ledger.gpu)
     found = compare(plain, step, interval_share)
-    if found.agrees:
-        return replace(ledger, gpu=replace(plain, grade=Grade.TRACED))
     shares = {item.phase: item.by_account for item in step.phases}
-    entries = [_difference(plain, item, shares[item.phase], step) for item in found.phases if item.difference_bytes]
+    entries = []
+    if not found.agrees:
+        entries = [_difference(plain, item, shares[item.phase], step) for item in found.phases if item.difference_bytes]
+    if found.held_bytes > found.held_interval_bytes:
+        entries.append(_held(plain, found, step))
+    if not entries:
+        return replace(ledger, gpu=replace(plain, grade=Grade.TRACED))
     return replace(ledger, gpu=replace(resource_ledger(Resource.GPU, (*plain.entries, *entries)), grade=Grade.TRACED))
 
 
@@ -158,7 +200,7 @@ def without_trace(bill: ResourceLedger) -> ResourceLedger:
     """Returns the closed forms of a ledger alone."""
     if bill.grade is Grade.ESTIMATED:
         return bill
-    kept = [entry for entry in bill.entries if not entry.name.startswith(_DIFFERENCE)]
+    kept = [entry for entry in bill.entries if not entry.name.startswith((_DIFFERENCE, _HELD))]
     return resource_ledger(bill.resource, kept)
 
 
@@ -171,7 +213,6 @@ def _difference(bill: ResourceLedger, item: PhaseComparison, traced: dict[Accoun
             ours[entry.account] += entry.bytes
     sign = 1 if item.difference_bytes > 0 else -1
     account = max(Account, key=lambda key: sign * (traced.get(key, 0) - ours[key]))
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(step.versions.items()))
     return Entry(
         name=f"{_DIFFERENCE}-{item.phase.value}",
         account=account,
@@ -179,9 +220,33 @@ def _difference(bill: ResourceLedger, item: PhaseComparison, traced: dict[Accoun
         bytes=item.difference_bytes,
         moments=frozenset(moment for moment in Moment if moment.phase is item.phase),
         formula=f"{item.traced_bytes} B traced - {item.ledger_bytes} B of the entries above",
-        source=f"trace of the modelling code ({versions})",
+        source=_source(step),
         grade=Grade.TRACED,
     )
+
+
+def _held(bill: ResourceLedger, found: Comparison, step: TracedStep) -> Entry:
+    """Returns the entry for what the traced allocator holds beyond what the ledger expects of it."""
+    reserved = step.reserved
+    return Entry(
+        name=_HELD,
+        account=Account.WORKSPACE,
+        resource=Resource.GPU,
+        bytes=found.held_bytes,
+        moments=frozenset(Moment),
+        formula=f"{reserved.expected_bytes} B reserved in a replay of the allocator - allocated and "
+        f"{bill.reserved_above_allocated_bytes} B of rounding",
+        source=_source(step),
+        grade=Grade.TRACED,
+        in_allocator=False,
+        uncertainty_bytes=max(reserved.high_bytes - reserved.expected_bytes, 0),
+        uncertainty="the order of allocations",
+    )
+
+
+def _source(step: TracedStep) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(step.versions.items()))
+    return f"trace of the modelling code ({versions})"
 
 
 def _largest_moment(bill: ResourceLedger, phase: Phase) -> Moment:
