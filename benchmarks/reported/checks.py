@@ -56,9 +56,21 @@ def evaluate(check: Mapping[str, Any], answers: Answers) -> Outcome:
         return _waits(f"checks of type {kind!r} are not evaluated")
     if kind in _LINT:
         return _CHECKS[kind](check, answers)
-    if answers.asked is None or answers.open is None:
+    if answers.asked is None or answers.open is None or _rests_on_what_waits(check, answers):
         return _waits("; ".join(answers.reading.waits) or "there is no spec")
     return _CHECKS[kind](check, answers)
+
+
+def _rests_on_what_waits(check: Mapping[str, Any], answers: Answers) -> bool:
+    """Whether a check is about something that the sketch has and a spec has no place for."""
+    said = " ".join(str(value) for key, value in check.items() if key not in ("type", "disagree")).lower()
+    about = {
+        "modules_to_save": r"modules_to_save|trainable|lm_head|embed",
+        "new_tokens": r"token",
+        "image": r"pixel|image|visual",
+    }
+    waiting = " ".join(answers.reading.waits)
+    return any(word in waiting and re.search(pattern, said) for word, pattern in about.items())
 
 
 def _ledger_range(check: Mapping[str, Any], answers: Answers) -> Outcome:
@@ -71,8 +83,6 @@ def _host_range(check: Mapping[str, Any], answers: Answers) -> Outcome:
 
 def _range(check: Mapping[str, Any], size: int | None, answers: Answers) -> Outcome:
     item, (low, high) = str(check["item"]), check["gib"]
-    if answers.reading.waits and any(word in item for word in ("modules_to_save", "token")):
-        return _waits("; ".join(answers.reading.waits))
     if size is None:
         assert answers.asked is not None
         return _waits(f"no figure is called {item!r}" + (f"; {answers.asked.error}" if answers.asked.error else ""))
@@ -369,7 +379,7 @@ def _emitted(keys: list[str], check: Mapping[str, Any], answers: Answers) -> Out
 
 def _holds(files: Mapping[str, str], file: str, key: str, value: Any) -> bool:
     """Whether generated files hold a setting: by dotted key in JSON and YAML, else by its words in the text."""
-    name = re.split(r"[ (=:<>]", key.strip())[0]
+    name = _identifier(key)
     stated = re.search(r"(?:contains|:|==|=)\s*([\w.-]+)\s*$", key)
     wanted = value if value is not None else (stated.group(1) if stated else None)
     for path, text in files.items():
@@ -393,6 +403,12 @@ def _holds(files: Mapping[str, str], file: str, key: str, value: Any) -> bool:
         if places and (wanted is None or any(_near(_resolved(text, end), wanted) for end in places)):
             return True
     return False
+
+
+def _identifier(key: str) -> str:
+    """Returns the name in a key that may be wrapped in words: the first that looks like one of code."""
+    words = re.findall(r"[A-Za-z][\w.]*", key)
+    return next((word for word in words if "_" in word or "." in word), words[0] if words else key)
 
 
 def _resolved(text: str, end: int) -> str:

@@ -226,6 +226,8 @@ def _engine(training: Mapping[str, Any], hardware: Mapping[str, Any]) -> dict[st
     if pins.get("zero_stage") is not None:
         pins.setdefault("offload_optimizer", "none")
         pins.setdefault("offload_param", "none")
+        if training.get("method", "full") == "full" and pins["zero_stage"]:
+            pins["bf16_master_weights"] = False  # DeepSpeed's masters are fp32 unless somebody asks for others
     return pins
 
 
