@@ -1,0 +1,139 @@
+"""What a plan says of itself, and what a refusal offers: sentences with their figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from memc.facts import load_gpu, load_model
+from memc.plan import Infeasible, Plan
+from memc.solver import solve
+from memc.solver.resolve import host_bytes_for, usable_host_bytes
+from memc.spec import parse_spec
+from memc.units import GIB
+from yaml import safe_dump
+
+
+def answer(**changes: Any) -> Plan | Infeasible:
+    spec = {
+        "model": "Qwen/Qwen2.5-0.5B",
+        "task": "pretrain",
+        "data": {"train": "train.jsonl", "max_length": 2048, "samples": 10_000},
+        "method": "full",
+        "training": {"global_batch_size": 16},
+        "hardware": {"gpu": "rtx-4090"},
+        **changes,
+    }
+    loaded = parse_spec(safe_dump(spec), "spec.yaml")
+    gpu, model = load_gpu(loaded.spec.hardware.gpu), load_model(loaded.spec.model, base_dir=Path())
+    return solve(loaded, model, gpu, loaded.spec.data.samples)
+
+
+def plan_of(**changes: Any) -> Plan:
+    found = answer(**changes)
+    assert isinstance(found, Plan), found.causes
+    return found
+
+
+def refusal_of(**changes: Any) -> Infeasible:
+    found = answer(**changes)
+    assert isinstance(found, Infeasible)
+    return found
+
+
+def test_a_plan_says_what_stands_in_the_way_and_what_closes_the_gap() -> None:
+    plan = plan_of()
+    first, second, *_ = plan.reasons
+    assert first.startswith("as asked each GPU needs ")
+    assert "in phase loss" in first
+    failing = [step for step in plan.trail if step.rung < plan.rung and step.shortfall_bytes]
+    nearest = min(failing, key=lambda step: (step.shortfall_bytes or 0, -step.rung))
+    assert nearest.technique in second
+    assert second.endswith("closes the gap")
+
+
+def test_a_plan_as_asked_says_only_what_was_not_needed() -> None:
+    plan = plan_of(hardware={"gpu": "h200-sxm-141gb"}, data={"train": "t", "max_length": 128, "samples": 10})
+    assert plan.techniques == ()
+    assert all(reason.startswith("not needed") for reason in plan.reasons)
+
+
+def test_what_is_not_needed_is_told_with_its_price() -> None:
+    plan = plan_of()
+    (sentence,) = [reason for reason in plan.reasons if reason.startswith("not needed")]
+    assert " the time of a step)" in sentence
+
+
+def test_a_micro_batch_that_is_not_the_largest_that_fits_is_explained() -> None:
+    """Wherever the plan takes a smaller one, both are timed in the sentence."""
+    plan = plan_of(objective="fastest", training={"global_batch_size": 64}, hardware={"gpu": "a100-sxm4-80gb"})
+    told = [reason for reason in plan.reasons if reason.startswith("micro-batch ")]
+    for sentence in told:
+        assert f"micro-batch {plan.config.micro_batch_size} takes" in sentence
+        assert "the largest that fits" in sentence
+
+
+@pytest.mark.parametrize("size", [1, 63, 64 * GIB, 693 * GIB + 1])
+def test_the_host_keeps_a_fiftieth_and_what_is_offered_gives_enough(size: int) -> None:
+    assert usable_host_bytes(host_bytes_for(size)) >= size
+    assert usable_host_bytes(size) <= size
+
+
+def test_the_smallest_micro_batch_that_fits_is_offered_for_a_pinned_one() -> None:
+    refusal = refusal_of(pin={"micro_batch_size": 16, "loss": "plain", "activation_checkpointing": False})
+    (offer,) = [item for item in refusal.relaxations if item.input == "pin.micro_batch_size"]
+    size = int(offer.needed)
+    assert size < 16
+    again = {"loss": "plain", "activation_checkpointing": False}
+    plan_of(pin={**again, "micro_batch_size": size})
+    assert isinstance(answer(pin={**again, "micro_batch_size": 2 * size}), Infeasible)
+
+
+def test_a_technique_that_is_ruled_out_is_offered() -> None:
+    refusal = refusal_of(
+        ladder={"forbid": ["chunked-loss"]},
+        training={"global_batch_size": 1},
+        data={"train": "t", "max_length": 16384, "samples": 10},
+    )
+    (offer,) = [item for item in refusal.relaxations if item.input == "ladder.forbid"]
+    assert offer.needed == "nothing"
+    assert "chunked-loss left open" in offer.reason
+
+
+def test_nodes_are_offered_where_a_node_is_full() -> None:
+    refusal = refusal_of(
+        model="meta-llama/Llama-3.1-70B",
+        training={"global_batch_size": 8},
+        hardware={"gpu": "a100-sxm4-40gb", "count": 8},
+        ladder={"forbid": ["zero-bf16-states", "bf16-states", "bf16-adamw-8bit"]},
+    )
+    offers = {item.input: item.needed for item in refusal.relaxations}
+    field = next(name for name in offers if name.startswith("hardware.nodes"))
+    nodes = int(offers[field].split(", ")[0])
+    assert nodes in (2, 4, 8, 16)
+    if "," in field:
+        assert int(offers[field].split(", ")[1]) % (8 * nodes) == 0
+
+
+def test_money_is_counted_with_evaluations_and_saves() -> None:
+    loaded = parse_spec(
+        safe_dump(
+            {
+                "model": "Qwen/Qwen2.5-0.5B",
+                "data": {"train": "t.jsonl", "eval": "e.jsonl", "max_length": 1024, "samples": 1000},
+                "method": "lora",
+                "hardware": {"gpu": "rtx-4090"},
+            }
+        ),
+        "spec.yaml",
+    )
+    gpu, model = load_gpu("rtx-4090"), load_model("Qwen/Qwen2.5-0.5B", base_dir=Path())
+    without = solve(loaded, model, gpu, 1000)
+    counted = solve(loaded, model, gpu, 1000, evaluation_samples=500)
+    assert isinstance(without, Plan)
+    assert isinstance(counted, Plan)
+    assert without.clock.total_seconds is not None
+    assert counted.clock.total_seconds is not None
+    assert counted.clock.total_seconds > without.clock.total_seconds
+    assert counted.clock.step_seconds == without.clock.step_seconds
