@@ -63,10 +63,12 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "sliding_window": 64,
     },
+    "gptj": {"vocab_size": 2048, "n_embd": 256, "n_layer": 6, "n_head": 4, "rotary_dim": 32, "n_positions": 2048},
     "deepseek_v2": {**LATENT, "q_lora_rank": None},
     "deepseek_v3": {**LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
 }
 TARGETS = {
+    "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
     "deepseek_v2": ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
 }

@@ -230,6 +230,7 @@ def _recomputed(block: Block, mode: LayerMode, around: Situation) -> Peaks:
     given = machine.tape[:1]
     machine.tape = []
     gradient = _gradient(machine)
+    machine.frees_early = True
     machine.backward(root, gradient)
     at = machine.first_use if machine.first_use is not None else len(machine.tape)
     machine.release(x)

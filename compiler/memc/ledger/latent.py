@@ -45,6 +45,12 @@ def filled_by_parts(machine: Machine, left: Tensor, right: Tensor) -> Tensor:
 
 
 @operation
+def table_like(machine: Machine, x: Tensor) -> Tensor:
+    """Returns a table of positions made for one layer alone, as wide as one head of `x`."""
+    return machine.new("T", x.last, machine.names["stream"], "table of positions", last=x.last)
+
+
+@operation
 def scale_by_table(machine: Machine, x: Tensor) -> Tensor:
     """Returns pairs of `x` as complex numbers times a table: a new tensor of the same size; only the table is kept."""
     return unary(machine, x, "rotated pairs")

@@ -118,6 +118,7 @@ class Machine:
         first_use: Length of the tape when backward first used something kept; None before.
         names: What names of a program stand for beside locals: sizes, switches, weights.
         cache: Copies of weights in the compute type that autocast holds until the forward ends.
+        frees_early: Whether backward runs on what checkpointing has made again (see `give_up_saved`).
     """
 
     def __init__(
@@ -137,6 +138,8 @@ class Machine:
         self.first_use: int | None = None
         self.cache: dict[Any, Tensor] = {}
         self._sequence = 0
+        self.frees_early = False
+        self._running: Node | None = None
 
     def new(self, unit: Any, width: int, item: int, name: str, *, last: int = 0, account: str = ACTIVATIONS) -> Tensor:
         """Returns a freshly allocated tensor of `width` elements of `item` bytes per `unit`."""
@@ -369,6 +372,7 @@ class Machine:
             if node.packed and self.first_use is None:
                 self.first_use = len(self.tape)
             received = [node.received.get(slot) for slot in range(max(node.received, default=-1) + 1)]
+            self._running = node
             results = node.run(self, received) if received else [None] * len(node.edges)
             node.received = {}
             self.release(*received)
@@ -383,6 +387,17 @@ class Machine:
                 if not target.waiting:
                     order += 1
                     heappush(ready, (-target.sequence, order, target))
+
+    def give_up_saved(self) -> None:
+        """Gives up what the running node kept, once its formula has been computed.
+
+        What checkpointing has made again is held by the formula alone: it is gone before the engine sums or casts the
+        results. What was kept since the forward stays until after that.
+        Source: torch/utils/checkpoint.py (unpack_hook pops what it returns), torch/csrc/autograd/engine.cpp
+            (validate_outputs, then release_variables).
+        """
+        if self.frees_early and self._running is not None:
+            self._forget(self._running)
 
     def _count(self, root: Node) -> None:
         seen, stack = {id(root)}, [root]

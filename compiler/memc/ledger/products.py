@@ -158,9 +158,10 @@ def base_linear(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 
 
 def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
-    """Returns x times a 4-bit weight. Above 1536 tokens, and always in backward, the weight is dequantised.
+    """Returns x times a 4-bit weight, in the type of x. Above 1536 tokens, and always in backward, the weight is dequantised.
 
-    Source: bitsandbytes/backends/default/ops.py _gemm_4bit_default_impl, autograd/_functions.py MatMul4Bit.backward.
+    Source: bitsandbytes/backends/default/ops.py _gemm_4bit_default_impl, autograd/_functions.py MatMul4Bit.backward;
+        bitsandbytes/nn/modules.py Linear4bit.forward.
     """
     compute = machine.names["compute"]
     shape = (x.unit, x.width, x.last)
@@ -187,7 +188,9 @@ def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
         name=f"{weight.name} dequantised",
     )
     machine.release(given)
-    return out
+    widened = cast(machine, out, x.item)
+    machine.release(out)
+    return widened
 
 
 @operation
