@@ -113,9 +113,9 @@ def _print_rows(outcomes: list[Outcome], least: float) -> None:
     rows = misses(outcomes, least)
     print(f"\neligible comparisons off by more than {least:.0%}:")
     for item in sorted(rows, key=lambda item: -abs(item.error or 0.0)):
-        assert item.ledger is not None and item.published_bytes is not None and item.priced_bytes is not None
+        assert item.published_bytes is not None and item.priced_bytes is not None
         published, priced = format_gib(item.published_bytes), format_gib(item.priced_bytes)
-        where = f"{item.metric}, {item.ledger.gpu.binding_moment}"
+        where = f"{item.metric}" + (f", {item.ledger.gpu.binding_moment}" if item.ledger is not None else "")
         why = f": {explanation(item)}" if abs(item.error or 0.0) > MISS else ""
         print(f"  {item.error:+7.1%}  {published:>11} published {priced:>11} priced  {where}  {item.record.id}{why}")
 

@@ -10,8 +10,10 @@ from memc.ledger import Estimator, Ledger, ledger_facts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.entries import Moment
 from memc.ledger.parts import TRAINING
+from memc.ledger.program import ProgramError
 from memc.units import GIB
 
+from published.alone import is_operation, operation_bytes
 from published.pinning import Pinned, pin
 from published.readings import Metric, read_metric
 from published.records import Record, Skip
@@ -81,10 +83,16 @@ class Judge:
             return Outcome(record=record, skipped=str(reason))
         except MemcError as error:
             return Outcome(record=record, skipped=error.diagnostics[0].message)
+        except (ArithmeticError, LookupError, TypeError, ValueError, ProgramError) as error:
+            return Outcome(record=record, skipped=f"the record cannot be priced: {type(error).__name__}: {error}"[:120])
         return Outcome(record=record, skipped=f"no measurement: {record.kind or 'kind not said'}")
 
     def _figure(self, record: Record) -> Outcome:
         metric, published = _best_metric(record)
+        if is_operation(record):
+            return Outcome(
+                record=record, metric=metric, published_bytes=published, priced_bytes=operation_bytes(record)
+            )
         pinned = pin(record)
         ledger = self.price(pinned)
         return Outcome(

@@ -89,10 +89,11 @@ def for_family(software: Software, model_type: str) -> Software:
 def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | None) -> Stack:
     """Returns behaviour by the kernels that a record names, else by its program, else by the version."""
     kernels = record.text("fused_kernels")
-    if found := re.search(r"float8|async tp|kernelsplugin|flex|megatron", kernels):
+    if found := re.search(r"async tp|kernelsplugin|flex|megatron", kernels):
         raise Skip(f"kernels that memc does not know: {found.group(0)}")
-    if re.search(r"\bcompile\b", kernels):
-        raise Skip("torch.compile decides what is kept")
+    checkpointed = record.text("gradient_checkpointing").startswith(("full", "true"))
+    if re.search(r"\bcompile\b|float8", kernels) and not checkpointed:
+        raise Skip("torch.compile or float8 products decide what layers keep")  # a checkpointed layer keeps its input
     fused = bool(re.search(r"triton fused|rmsnorm|liger|unsloth", kernels))
     cross = CrossEntropy(entry.get("cross_entropy", "torch"))
     if re.search(r"linear cross|fused linear|cutcross|cut cross|\bliger\b(?! fused)", kernels):
