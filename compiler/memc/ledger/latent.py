@@ -62,7 +62,7 @@ def values_alone(machine: Machine, values: Tensor, whole: int) -> Tensor:
 
     With several samples they are copied, and the copy is kept for backward; one sample needs no copy, and keeps the
     whole instead.
-    Source: aten/src/ATen/native/LinearAlgebra.cpp matmul (operands are reshaped, which copies what no view can express).
+    Source: aten/src/ATen/native/LinearAlgebra.cpp matmul (operands are reshaped: copied where no view can express it).
     """
     unit, width, last, item = values.unit, values.width, values.last, values.item
 

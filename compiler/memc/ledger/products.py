@@ -158,8 +158,9 @@ def base_linear(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 
 
 def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
-    """Returns x times a 4-bit weight, in the type of x. Above 1536 tokens, and always in backward, the weight is dequantised.
+    """Returns x times a 4-bit weight, in the type of x.
 
+    Above 1536 tokens, and always in backward, the weight is dequantised.
     Source: bitsandbytes/backends/default/ops.py _gemm_4bit_default_impl, autograd/_functions.py MatMul4Bit.backward;
         bitsandbytes/nn/modules.py Linear4bit.forward.
     """
