@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +28,7 @@ class Traced:
         model: Key in the catalogue.
         mode: Name of the mode.
         peak_bytes: Allocated peak of the step, cuBLAS workspaces left out; 0 when it could not be traced.
-        moments: Allocated peaks by moment of the ledger.
+        moments: Allocated peaks by instant of the step.
         seconds: How long it took.
         error: Why it could not be traced; empty when it could.
         trace: Digest of the trace's source and of the config.
@@ -107,26 +107,26 @@ def _spread(groups: Mapping[tuple[str, str], list[Mode]], jobs: int) -> Iterator
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
         pending = [pool.submit(trace_cases, model, modes) for (model, _), modes in groups.items()]
-        for future in pending:
+        for future in as_completed(pending):
             yield from future.result()
 
 
 def trace_cases(model: str, modes: Iterable[Mode]) -> list[Traced]:
     """Returns the traced cases of one model; an error is part of a case, and does not end the others."""
-    from memc.trace import trace_step
+    from memc.trace import step_peaks
 
     sources, found = source_digest(), []
     for mode in modes:
         start, peak, error = monotonic(), 0, ""
-        moments: dict[str, int] = {}
+        instants: dict[str, int] = {}
         try:
-            step = trace_step(training_config(facts_of(model), mode), config_of(model))
-            peak = step.peak_allocated_bytes
-            moments = {moment.value: size for moment, size in step.by_moment().items()}
+            peaks = step_peaks(training_config(facts_of(model), mode), config_of(model))
+            instants = {instant.value: at.allocated_bytes for instant, at in peaks.items()}
+            peak = max(instants.values())
         except Exception as problem:  # what libraries raise on some model is not known beforehand; it is reported
             error = f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:200]
         seconds = round(monotonic() - start, 2)
-        found.append(Traced(model, str(mode), peak, moments, seconds, error, trace_digest(model, sources)))
+        found.append(Traced(model, str(mode), peak, instants, seconds, error, trace_digest(model, sources)))
     return found
 
 

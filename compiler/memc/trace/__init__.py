@@ -5,7 +5,7 @@ from memc.trace.peaks import Instant, Peak, Share
 from memc.trace.records import H100, Card
 from memc.trace.reserved import Reserved
 from memc.trace.stacks import StackDepth
-from memc.trace.steptrace import StepTrace, trace_step
+from memc.trace.steptrace import StepTrace, step_peaks, trace_step
 
 __all__ = [
     "H100",
@@ -19,5 +19,6 @@ __all__ = [
     "StackDepth",
     "StepTrace",
     "TimelinePoint",
+    "step_peaks",
     "trace_step",
 ]

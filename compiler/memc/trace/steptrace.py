@@ -114,11 +114,19 @@ def trace_step(config: TrainingConfig, model: Given, *, card: Card = H100) -> St
         MemcError: `trace-model-unknown`, `trace-attention-unsupported` or `trace-library-missing`.
     """
     started = time.perf_counter()
+    return result_of(config, _recorded(config, model, card), card, started)
+
+
+def step_peaks(config: TrainingConfig, model: Given, *, card: Card = H100) -> dict[Instant, Peak]:
+    """Returns the allocated peaks of one step and nothing else; arguments and errors are those of `trace_step`."""
+    return peaks_by_instant(_recorded(config, model, card).recording)
+
+
+def _recorded(config: TrainingConfig, model: Given, card: Card) -> Run:
     try:
-        run = record_steps(config, model, card=card)
+        return record_steps(config, model, card=card)
     except NotPeriodicError:
-        run = record_steps(config, model, card=card, shallow=False)
-    return result_of(config, run, card, started)
+        return record_steps(config, model, card=card, shallow=False)
 
 
 def result_of(config: TrainingConfig, run: Run, card: Card, started: float) -> StepTrace:
