@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
@@ -53,8 +54,9 @@ def config_digest(model: str) -> str:
     return hashlib.sha256(json.dumps(config_of(model), sort_keys=True).encode()).hexdigest()[:8]
 
 
+@cache
 def source_digest() -> str:
-    """Returns a digest of the trace's modules."""
+    """Returns a digest of the trace's modules, as they are when first asked for: what is loaded then stays loaded."""
     texts = (path.read_bytes() for path in sorted(TRACE.glob("*.py")))
     return hashlib.sha256(b"\0".join(texts)).hexdigest()
 
