@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -190,7 +191,7 @@ def _pins(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
     def chosen(value: Any, names: tuple[str, ...], otherwise: str) -> _Decision:
         return _Decision(value=value, reason=_technique(result, *names) or otherwise)
 
-    sharding = ("zero-", "offload-")
+    sharding = ("zero-", "offload-", "fsdp")
     batch = f"global_batch_size {config.global_batch_size} / (micro-batch {config.micro_batch_size} x "
     stage = config.zero_stage if config.zero is not None else None
     found = {
@@ -200,19 +201,18 @@ def _pins(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
             config.micro_batch_size, ("accumulate-",), "a GPU's whole share of the global batch"
         ),
         "gradient_accumulation_steps": _Decision(
-            value=config.gradient_accumulation_steps, reason=f"{batch}{config.world_size} GPUs)"
+            value=config.gradient_accumulation_steps, reason=f"{batch}{config.data_parallel_ranks} GPUs)"
         ),
-        "activation_checkpointing": chosen(config.checkpoint_every, ("checkpoint-",), fits_without),
+        "activation_checkpointing": chosen(config.checkpoint_every, ("checkpoint-every",), fits_without),
+        "checkpoint_offload": chosen(config.checkpoint_offload, ("checkpoint-offload",), fits_without),
+        "context_parallel": chosen(config.context_parallel, ("context-parallel",), fits_without),
         "attention": _Decision(value=config.attention.value, reason=_attention_reason(config)),
         "loss": chosen(config.loss.value, ("chunked-loss",), _loss_reason(config)),
         "optimizer": chosen(config.optimizer.value, ("adamw-", "paged-", "bf16-adamw"), _optimizer_reason(config)),
+        "hybrid_sharding": chosen(_hybrid(config), ("zero-3-hybrid", "fsdp-hybrid"), fits_without),
         "zero_stage": chosen(stage, sharding, fits_without if config.zero is None else "asked by a pin"),
-        "offload_optimizer": chosen(
-            config.zero.offload_optimizer.value if config.zero else "none", ("offload-optimizer",), fits_without
-        ),
-        "offload_param": chosen(
-            config.zero.offload_param.value if config.zero else "none", ("offload-param",), fits_without
-        ),
+        "offload_optimizer": chosen(config.offload_optimizer.value, ("offload-optimizer",), fits_without),
+        "offload_param": chosen(config.offload_param.value, ("offload-param",), fits_without),
         "expandable_segments": _Decision(value=config.expandable_segments, reason="keeps fragmentation low"),
         "gradient_as_bucket_view": _Decision(
             value=config.gradient_as_bucket_view if config.engine is Engine.DDP else None,
@@ -230,6 +230,8 @@ def _pins(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
         ),
         "padding_mask": _Decision(value=config.padding_mask, reason=_mask_reason(config)),
         **_deepspeed(config),
+        **_engine_states(config, chosen),
+        **_fsdp(config),
     }
     return {f"pin.{name}": decision for name, decision in found.items()}
 
@@ -240,8 +242,8 @@ def _precision_reason(result: Plan | Infeasible) -> str:
 
 
 def _engine_reason(config: TrainingConfig) -> str:
-    if config.engine is Engine.DEEPSPEED:
-        return "a pin asks for DeepSpeed"
+    if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
+        return f"a pin asks for {config.engine}"
     return "one GPU" if config.world_size == 1 else f"{config.world_size} GPUs, and no rung needs DeepSpeed"
 
 
@@ -289,6 +291,43 @@ def _deepspeed(config: TrainingConfig) -> dict[str, _Decision]:
     return found
 
 
+def _hybrid(config: TrainingConfig) -> bool:
+    return config.fsdp.hybrid if config.fsdp is not None else config.zero is not None and config.zero.hpz_partition > 1
+
+
+def _engine_states(
+    config: TrainingConfig, chosen: Callable[[Any, tuple[str, ...], str], _Decision]
+) -> dict[str, _Decision]:
+    """Returns the data types of DeepSpeed's masters and moments."""
+    zero = config.zero
+    if zero is None:
+        unused = _Decision(value=None, reason=f"{UNUSED}: no DeepSpeed")
+        return {"bf16_master_weights": unused, "bf16_optimizer_states": unused}
+    why = "masters and moments stay fp32"
+    return {
+        "bf16_master_weights": chosen(zero.bf16_master_weights, ("zero-bf16-states",), why),
+        "bf16_optimizer_states": chosen(zero.bf16_states, ("zero-bf16-states",), why),
+    }
+
+
+def _fsdp(config: TrainingConfig) -> dict[str, _Decision]:
+    """Returns FSDP's settings; without FSDP they play no part."""
+    fsdp = config.fsdp
+    names = ("fsdp_version", "reshard_after_forward", "reduce_each_micro_batch", "sharded_checkpoints")
+    if fsdp is None:
+        return dict.fromkeys(names, _Decision(value=None, reason=f"{UNUSED}: no FSDP"))
+    return {
+        "fsdp_version": _Decision(value=fsdp.version, reason="a shard of each parameter"),
+        "reshard_after_forward": _Decision(
+            value=fsdp.reshard_after_forward, reason="frees a layer's weights between forward and backward"
+        ),
+        "reduce_each_micro_batch": _Decision(
+            value=fsdp.reduce_each_micro_batch, reason="only shards of gradients accumulate"
+        ),
+        "sharded_checkpoints": _Decision(value=fsdp.sharded_checkpoints, reason="no rank holds the whole state"),
+    }
+
+
 def _adapters(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
     """Returns the adapters' settings, under `lora` where it is left open there and under `pin`."""
     config = _config(result)
@@ -304,6 +343,9 @@ def _adapters(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
     modules = _Decision(value=list(lora.target_modules), reason="as lora.target_modules, by the names of this model")
     base = config.engine is Engine.DEEPSPEED
     why = "DeepSpeed keeps fp32 masters beside adapters in the base's type" if base else "as lora.precision"
+    if config.engine is Engine.FSDP and config.method is Method.LORA:
+        why = "accelerate turns trainable parameters to fp32 before FSDP shards them"
+    why = _technique(result, "adapters-in-base") or why
     return {
         "lora.rank": rank,
         "lora.alpha": alpha,

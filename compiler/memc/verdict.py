@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.config import Engine, TrainingConfig
+from memc.config import Engine, Offload, TrainingConfig
 from memc.ledger.entries import Account, Resource, ResourceLedger
 from memc.plan import Certified, Infeasible, Plan
 from memc.units import format_gib, format_seconds
@@ -66,23 +66,32 @@ def describe(config: TrainingConfig) -> str:
     words.append(f"{config.max_length} tokens")
     if config.checkpoint_every:
         every = "every layer" if config.checkpoint_every == 1 else f"every {config.checkpoint_every} layers"
-        words.append(f"checkpointing {every}")
+        words.append(f"checkpointing {every}" + (" to the host" if config.checkpoint_offload else ""))
     if config.zero is not None:
         words.append(f"ZeRO-{config.zero.stage}" if config.zero.stage else "DeepSpeed")
-        words += [f"{name} on the CPU" for name, on in _offloads(config) if on]
+        if config.zero.bf16_master_weights:
+            words.append("bf16 masters")
+        if config.zero.hpz_partition > 1:
+            words.append("weights gathered within a node")
+    elif config.fsdp is not None:
+        words.append(f"FSDP{config.fsdp.version}" + (" within a node" if config.fsdp.hybrid else ""))
     elif config.engine is Engine.DDP:
         words.append("DDP")
-    on_cpu = config.zero is not None and config.zero.offload_optimizer.value == "cpu"
+    words += [f"{name} on {place}" for name, place in _offloads(config)]
+    if config.context_parallel > 1:
+        words.append(f"{config.context_parallel} GPUs share each sequence")
+    on_cpu = config.zero is not None and config.zero.offload_optimizer is not Offload.NONE
     words += ["DeepSpeedCPUAdam" if on_cpu else str(config.optimizer), str(config.attention), f"{config.loss} loss"]
     return ", ".join(words)
 
 
-def _offloads(config: TrainingConfig) -> tuple[tuple[str, bool], ...]:
-    assert config.zero is not None
-    return (
-        ("optimizer", config.zero.offload_optimizer.value == "cpu"),
-        ("parameters", config.zero.offload_param.value == "cpu"),
-    )
+_PLACES = {Offload.CPU: "the CPU", Offload.NVME: "NVMe"}
+
+
+def _offloads(config: TrainingConfig) -> list[tuple[str, str]]:
+    """Returns (what, where) of what leaves the GPU."""
+    both = (("optimizer", config.offload_optimizer), ("parameters", config.offload_param))
+    return [(name, _PLACES[where]) for name, where in both if where in _PLACES]
 
 
 def _where(binding: Resource | str) -> str:
