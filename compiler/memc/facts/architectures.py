@@ -131,6 +131,8 @@ def _read_name(name: str, rule: Mapping[str, Any], names: Names, config: Mapping
         )
     if isinstance(value, int):
         names.sizes[name] = int(value)  # a switch counts as 0 or 1
+    elif rule.get("per_mille"):
+        names.sizes[name] = round(1000 * value)
     names.switches[name] = value
 
 

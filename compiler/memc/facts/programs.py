@@ -34,7 +34,7 @@ def program_text(own: str, needed: str = "") -> str:
 
 
 def program_sizes(text: str, names: Names, flags: Mapping[str, bool]) -> tuple[tuple[str, int], ...]:
-    """Returns the values of the sizes and switches that a program mentions (and `hidden`), by name; switches as 0 or 1."""
+    """Returns the sizes and switches (0 or 1) that a program mentions, and `hidden`, by name."""
     values: dict[str, int] = {name: int(bool(value)) for name, value in names.switches.items()}
     values |= names.sizes
     values |= {name: int(value) for name, value in flags.items()}

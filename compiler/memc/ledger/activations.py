@@ -73,6 +73,7 @@ class Layer:
         checkpointed: Whether it keeps its input only.
         waits: What it leaves for backward, weight copies left out.
         keeps_input: Whether its input is in that.
+        output_item: Bytes of one element of its output.
         cached_casts: Weight copies that live until the forward ends.
         kept_casts: Weight copies that live until its backward.
         gradients: Weight gradients that stay.
@@ -83,6 +84,7 @@ class Layer:
     checkpointed: bool
     waits: int
     keeps_input: bool
+    output_item: int
     cached_casts: int
     kept_casts: int
     gradients: int
@@ -104,6 +106,7 @@ def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool) -
         checkpointed=checkpointed,
         waits=waits,
         keeps_input=checkpointed or run.keeps_input,
+        output_item=run.output_item,
         cached_casts=run.cached_casts.bytes(shapes),
         kept_casts=0 if checkpointed else run.kept_casts.bytes(shapes),
         gradients=run.gradients.bytes(shapes),
@@ -140,18 +143,22 @@ class Pile:
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
         self.shapes = shapes_of(mode, config.micro_batch_size)
         every = config.checkpoint_every
-        known: dict[tuple[int, bool, bool], Layer] = {}
-        layers = []
+        known: dict[tuple[int, bool, bool, int], Layer] = {}
+        layers: list[Layer] = []
+        item = mode.types.stream
         for index, block in enumerate(_blocks(model)):
             checkpointed = bool(every) and index % every == 0
             reached = index > 0 or mode.trains or bool(every)
-            key = (id(block), checkpointed, reached)
+            key = (id(block), checkpointed, reached, item)
             if key not in known:
-                around = situation(block, mode, input_needs_grad=reached)
+                around = situation(
+                    block, mode, batch=config.micro_batch_size, input_needs_grad=reached, input_item=item
+                )
                 known[key] = _layer(
                     layer_run(block, mode, around), self.shapes, checkpointed, config.checkpoint_offload
                 )
             layers.append(known[key])
+            item = known[key].output_item
         self.layers = tuple(layers)
 
     def below(self, index: int) -> tuple[int, int, int, int]:
@@ -178,6 +185,15 @@ class Pile:
                 best, at = base + layer.forward_bytes, index
             base += layer.waits + layer.cached_casts
         return at
+
+    def pattern(self) -> int:
+        """Returns how many layers at each end stand for all: those of one pattern, or half where none repeats."""
+        layers = [id(layer) for layer in self.layers[1:]]
+        half = max(1, len(self.layers) // 2)
+        for length in range(1, half):
+            if layers[length:] == layers[:-length]:
+                return length
+        return half
 
     def backward_totals(self) -> list[int]:
         """Returns for each layer what is alive at the peak of its backward, gradients of layers above included."""
@@ -303,14 +319,15 @@ def _final_norm(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: Lay
 
 
 def _backward(bill: Bill, pile: Pile) -> None:
-    """Books the backward of the layer where most is alive, in the upper and in the lower half of the layers.
+    """Books the backward of the layer where most is alive, at the upper and at the lower end of the layers.
 
-    The static part of the bill holds no layer's weight gradients at the first of these moments, and all but those of
+    What is alive changes by the same amount from one run of a pattern of layers to the next, so that one of the ends
+    has the most. The static part of the bill holds no layer's weight gradients at the first of these moments, and all but those of
     the lowest layer at the second.
     """
     totals = pile.backward_totals()
-    half = len(totals) // 2
-    upper = max(range(half, len(totals)), key=lambda index: (totals[index], index))
+    ends = pile.pattern()
+    upper = max(range(len(totals) - ends, len(totals)), key=lambda index: (totals[index], index))
     layer = pile.layers[upper]
     _waiting(bill, pile, upper, Moment.BACKWARD_FIRST_LAYER, forward=False)
     _running(
@@ -330,7 +347,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
         lambda: f"weight gradients of {len(totals) - 1 - upper} layers",
         _SOURCE,
     )
-    lower = max(range(half or 1), key=lambda index: (totals[index], -index))
+    lower = max(range(ends), key=lambda index: (totals[index], -index))
     layer = pile.layers[lower]
     _running(
         bill,
@@ -436,7 +453,7 @@ def _evaluation(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: Lay
     moment, best, casts = Moment.EVALUATE, None, 0
     for block in dict.fromkeys(map(id, _blocks(model))):
         own = next(one for one in _blocks(model) if id(one) == block)
-        run = layer_run(own, mode, situation(own, mode))
+        run = layer_run(own, mode, situation(own, mode, batch=config.eval_batch_size))
         count = sum(1 for one in _blocks(model) if one is own)
         casts += run.cached_casts.bytes(shapes) * count
         at = run.evaluated.largest(shapes)

@@ -63,7 +63,10 @@ class Situation:
         unit: Shape variables of its tokens.
         mask_unit: Shape variables of its attention mask.
         aligned: Whether the keys are a multiple of 16.
+        single: Whether there is one sample: its heads need no copy to be a batch of matrices.
         windowed: Whether its window is shorter than the sequence.
+        source_unit: Shape variables of the positions of another stack that it attends to; empty without one.
+        source_width: Elements of each of those.
     """
 
     input_needs_grad: bool = True
@@ -71,7 +74,10 @@ class Situation:
     unit: str = "B*T"
     mask_unit: str = "B*T*T"
     aligned: bool = True
+    single: bool = False
     windowed: bool = False
+    source_unit: str = ""
+    source_width: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,9 @@ _LAYERS: dict[Any, tuple[Block, LayerRun]] = {}
 _TAILS: dict[Any, tuple[ModelFacts, TailRun]] = {}
 
 
-def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True, input_item: int = 0) -> Situation:
+def situation(
+    block: Block, mode: LayerMode, *, batch: int = 0, input_needs_grad: bool = True, input_item: int = 0
+) -> Situation:
     """Returns what surrounds a layer of a block under a mode."""
     window = block.attention.sliding_window
     return Situation(
@@ -156,6 +164,7 @@ def situation(block: Block, mode: LayerMode, *, input_needs_grad: bool = True, i
         input_item=0 if input_item == mode.types.stream else input_item,
         mask_unit="B*T*T" if mode.mask else "T*T",
         aligned=mode.length % _MASK_ALIGNMENT == 0,
+        single=batch == 1 and mode.attention is Attention.EAGER,
         windowed=window is not None and mode.length >= window,
     )
 
@@ -268,6 +277,9 @@ def _forward(
         width = names.get("rotary_dim", block.attention.head_dim)
         names[name] = machine.outside("T", width, types.stream, f"rotary {name}")
     names["mask"] = machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
+    names["checkpointed"] = holds_input
+    if around.source_unit:
+        names |= _given_by_others(machine, block, mode, around, grad=grad)
     x = machine.new(around.unit, names["hidden"], around.input_item or types.stream, _INPUT)
     if around.input_needs_grad and grad:
         machine.leaf(x, _take, sequence=0)
@@ -282,6 +294,30 @@ def _forward(
     return machine, root, x
 
 
+def _given_by_others(
+    machine: Machine, block: Block, mode: LayerMode, around: Situation, *, grad: bool
+) -> dict[str, Any]:
+    """Returns what a layer is given beside its input: another stack's output, and biases that layers share.
+
+    Their gradients are added to those of other layers, in place.
+    """
+    stream, compute, heads = mode.types.stream, mode.types.compute, block.attention.heads
+    learns = grad and (mode.trains or bool(mode.adapted))
+    source = machine.leaf(None, _add_elsewhere) if learns and block.cross_attention is not None else None
+    bias = machine.leaf(None, _add_elsewhere) if grad and mode.trains else None
+    rows, columns = around.unit.removeprefix("B*"), around.source_unit.removeprefix("B*")
+    return {
+        "source": machine.outside(around.source_unit, around.source_width, stream, "encoder output", node=source),
+        "position_bias": machine.outside(f"{rows}*{rows}", heads, compute, "position bias", node=bias),
+        "cross_bias": machine.outside(f"{rows}*{columns}", heads, compute, "cross-attention bias"),
+    }
+
+
+def _add_elsewhere(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+    """Gives up a gradient that is added to one outside the layer."""
+    return []
+
+
 def _take(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
     """Leaves the gradient of a layer's input alive, for what is below."""
     for gradient in gradients:
@@ -292,7 +328,8 @@ def _take(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
 
 def _gradient(machine: Machine) -> Tensor:
     """Returns the gradient of a layer's output."""
-    return machine.new(*machine.names[_OUTPUT], "gradient of the layer's output")
+    unit, width, item = machine.names[_OUTPUT]
+    return machine.new(unit, width, item, "gradient of the layer's output")
 
 
 def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
@@ -311,6 +348,7 @@ def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
         "eager": mode.attention is Attention.EAGER,
         "mask_unit": around.mask_unit,
         "aligned": around.aligned,
+        "single": around.single,
     }
 
 
@@ -407,6 +445,9 @@ def _tail_forward(
         "capped": model.logit_softcap is not None,
         "head": head,
         "final_norm": norm_weight(model.final_norm, mode),
+        **{_named(linear.id): linear_weight(linear, mode) for linear in model.outer_linears},
+        **{_named(norm.name): norm_weight(norm, mode) for norm in model.outer_norms},
+        **{f"act_{name}": name == model.groups[0].block.mlp.activation for name in _ACTIVATIONS},
         **{f"norm_{kind.value}": model.final_norm.kind is kind for kind in type(model.final_norm.kind)},
     }
     machine = Machine(parse_program(model.tail), OPERATIONS, names, grad=grad)

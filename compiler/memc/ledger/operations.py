@@ -24,6 +24,8 @@ def fitted(machine: Machine, gradient: Tensor, unit: Any, width: int, item: int)
 
     Source: torch/csrc/autograd/engine.cpp validate_outputs: sum_to for broadcast tensors, a cast for other types.
     """
+    if gradient.unit != unit or gradient.width != width or gradient.item != item:
+        machine.give_up_saved()
     if gradient.unit != unit or gradient.width != width:
         total = machine.new(unit, width, gradient.item, "gradient summed over broadcast dimensions")
         if unit == "1" and gradient.contiguous:
@@ -555,6 +557,12 @@ def expand(machine: Machine, x: Tensor, times: int) -> Tensor:
     out.width = x.width * times
     machine.produce(node, out)
     return out
+
+
+@operation
+def repeated_table(machine: Machine, x: Tensor) -> Tensor:
+    """Returns a rotary table with the values of its first half repeated: a copy. Source: torch repeat_interleave."""
+    return machine.like(x, "repeated table")
 
 
 @operation

@@ -32,9 +32,9 @@ class Shapes:
     def of(self, unit: Any) -> int:
         """Returns the value of a unit.
 
-        A product of variables, of which ``T~128`` is rounded up to a multiple of 128 and ``T-1`` is one less; or a
-        tuple: ``above`` is 1 when there are more rows than a limit, ``tile`` the rows up to a limit, ``tiles`` those of
-        two tiles, ``rows`` the buffer of a reduction over rows.
+        A product of variables and numbers, of which ``T~128`` is rounded up to a multiple of 128 and ``T-1`` is one
+        less; or a tuple: ``above`` is 1 when there are more rows than a limit, ``tile`` the rows up to a limit,
+        ``tiles`` those of two tiles, ``rows`` the buffer of a reduction over rows.
         """
         known = self._known.get(unit)
         if known is None:
@@ -58,7 +58,8 @@ class Shapes:
             if name.endswith("-1"):
                 value *= self.variables[name[:-2]] - 1
                 continue
-            value *= round_up(self.variables[name], int(multiple)) if multiple else self.variables[name]
+            size = int(name) if name.isdigit() else self.variables[name]
+            value *= round_up(size, int(multiple)) if multiple else size
         return value
 
 

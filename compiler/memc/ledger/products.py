@@ -268,10 +268,13 @@ def layer_norm(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 
 
 def _for_product(machine: Machine, x: Tensor) -> Tensor:
-    """Returns `x` as bmm takes it: cast under autocast, and copied when its order allows no view."""
+    """Returns `x` as bmm takes it: cast under autocast, and copied when its order allows no view.
+
+    Heads of several samples that lie by tokens are no single batch of matrices; those of one sample are.
+    """
     compute = machine.names["compute"] if machine.names["autocast"] else x.item
     given = cast(machine, x, compute)
-    if given.contiguous:
+    if given.contiguous or machine.names["single"]:
         return given
     out = machine.call("copy", [given])
     out.head_major = out.transposed
