@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from memc.clock import StepTime
+from memc.ladder import Dimension
 from memc.plan import TrailStep, Verdict
 from memc.solver.search import Machine
+from memc.solver.space import Shape
 from memc.solver.timed import Timed
 from memc.units import format_gib, format_seconds
 
@@ -67,12 +69,12 @@ def _above(time: StepTime, steps: tuple[TrailStep, ...], rung: int) -> list[str]
 
 def _micro_batch(machine: Machine, best: Timed) -> list[str]:
     """Returns which micro-batch is fastest and why, where that is not the largest that fits."""
-    frame, own = best.frame, {item.name for item in best.shape.techniques if item.dimension.value != "micro_batch"}
+    frame, own = best.frame, _others(best.shape)
     fitting = [
         shape
         for line in frame.lines
+        if _others(line.shapes[0]) == own
         for shape in line.shapes[: machine.space().fitting_shapes(frame, line)]
-        if {item.name for item in shape.techniques if item.dimension.value != "micro_batch"} == own
     ]
     largest = max(fitting, key=lambda shape: frame.with_shape(shape).micro_batch_size)
     ours, other = frame.with_shape(best.shape), frame.with_shape(largest)
@@ -87,6 +89,11 @@ def _micro_batch(machine: Machine, best: Timed) -> list[str]:
         f"micro-batch {ours.micro_batch_size} takes {format_seconds(best.time.step_seconds)} per step; "
         f"{other.micro_batch_size}, the largest that fits, {why}"
     ]
+
+
+def _others(shape: Shape) -> set[str]:
+    """Returns the techniques of a shape but for that of its micro-batch."""
+    return {item.name for item in shape.techniques if item.dimension is not Dimension.MICRO_BATCH}
 
 
 def _difference(ours: StepTime, other: StepTime) -> str:

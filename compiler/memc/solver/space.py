@@ -280,22 +280,35 @@ class Space:
                 best = found
         return None if best is None else best[2:]
 
-    def one_step_from(self, techniques: tuple[Technique, ...], rung: int) -> list[tuple[Frame, Shape]]:
-        """Returns configurations of a rung that keep either the frame or the shape of a configuration.
+    def one_step_from(self, techniques: tuple[Technique, ...], rung: int) -> tuple[Frame, Shape] | None:
+        """Returns what stands on a rung and differs least from a configuration; None where nothing is near.
+
+        Near is what keeps the frame or the shape. Of equals it is what holds least beside the tokens of a pass, then
+        what stands last on the ladder.
 
         Args:
             techniques: Those of the configuration.
             rung: The rung.
         """
+        names = frozenset(technique.name for technique in techniques)
         kept = {technique.name for technique in techniques if technique.dimension in SHAPE_DIMENSIONS}
-        own = frozenset(technique.name for technique in techniques) - kept
-        found = []
-        for frame, line in self.pairs(rung):
+        budget, found = self.question.budget, []
+        for index, (frame, line) in enumerate(self.pairs(rung)):
+            own = frame.names == names - kept
             for shape in line.shapes:
-                same = len(shape.techniques) == len(kept) and all(item.name in kept for item in shape.techniques)
-                if same or (frame.names == own and shape is line.shapes[0]):
-                    found.append((frame, shape))
-        return found
+                mine = {technique.name for technique in shape.techniques}
+                if own or mine == kept:
+                    found.append((len(names ^ (frame.names | mine)), -index, frame, shape))
+        if not found:
+            return None
+        least = min(item[0] for item in found)
+        near = [item for item in found if item[0] == least]
+
+        def key(item: tuple[int, int, Frame, Shape]) -> tuple[int, int, int]:
+            bound = item[2].bound(item[3])
+            return bound.over(budget), bound.gpu, item[1]
+
+        return min(near, key=key)[2:]
 
     def find(self, names: frozenset[str]) -> Candidate | None:
         """Returns the configuration that has exactly these techniques; None when there is none."""

@@ -90,7 +90,7 @@ def _above(machine: Machine, rung: int, chosen: Candidate) -> tuple[Candidate, V
     It shows what the rung would change; whether anything there is better is not asked, since a lower rung suffices.
     """
     space, budget = machine.space(), machine.question.budget
-    nearest = space.nearest(space.one_step_from(chosen.techniques, rung)) or space.least_memory(rung)
+    nearest = space.one_step_from(chosen.techniques, rung) or space.least_memory(rung)
     assert nearest is not None
     frame, shape = nearest
     if not frame.totals(shape).within(budget):
