@@ -87,6 +87,33 @@ def _block(stack: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) ->
     )
 
 
+def build_side_block(
+    stack: Mapping[str, Any], program: str, names: Names, groups: Sequence[BlockGroup], norms: tuple[Norm, ...]
+) -> Block | None:
+    """Returns what runs before or after the layers of a stack as a block of its own; None when there is no program.
+
+    Args:
+        stack: The description of the stack.
+        program: The key of the program, ``before`` or ``after``.
+        names: What its names stand for.
+        groups: The layers, whose widths it shares.
+        norms: The norms that it may name.
+    """
+    if program not in stack:
+        return None
+    forward = program_text(stack[program])
+    return Block(
+        layer_class="",
+        linears=build_linears(stack.get("outer_linears", ()), names),
+        norms=norms,
+        attention=groups[0].block.attention,
+        mlp=groups[0].block.mlp,
+        tensors=build_tensors(stack.get("outer_tensors", ()), names),
+        forward=forward,
+        sizes=program_sizes(forward, names, _NO_FLAGS),
+    )
+
+
 def _variant(section: Mapping[str, Any], names: Names, flags: Mapping[str, bool]) -> Mapping[str, Any]:
     """Returns a section with what its first fitting variant changes."""
     for variant in section.get("variants", ()):

@@ -91,15 +91,25 @@ def load_model(reference: str, *, base_dir: Path) -> ModelFacts:
             ``model-quantized-checkpoint``.
     """
     path = _config_path(reference, base_dir)
+    if path is None:
+        return _catalogue_model(reference)
     config = load_model_config(reference, base_dir=base_dir)
-    if path is not None:
-        name = path.parent.name if path.name == _CONFIG_NAME else path.stem
-        return model_from_config(config, key=name or reference, file=str(path), source=str(path), checked="")
+    name = path.parent.name if path.name == _CONFIG_NAME else path.stem
+    return model_from_config(config, key=name or reference, file=str(path), source=str(path), checked="")
+
+
+@cache
+def _catalogue_model(reference: str) -> ModelFacts:
+    """Returns the facts of a catalogue model; always the same record, so that what is computed of it is kept."""
     key = _catalogue_key(reference)
     record = _record(key)
     file = f"{_FOLDER}/{spec_file(_FOLDER, key).name}"
     return model_from_config(
-        config, key=reference, file=file, source=f"{file}: {record['source']}", checked=record["checked"]
+        _catalogue_config(reference),
+        key=reference,
+        file=file,
+        source=f"{file}: {record['source']}",
+        checked=record["checked"],
     )
 
 
@@ -116,6 +126,10 @@ def load_model_config(reference: str, *, base_dir: Path) -> dict[str, Any]:
     path = _config_path(reference, base_dir)
     if path is not None:
         return dict(read_json_object(path.read_text(encoding="utf-8"), name=str(path)))
+    return _catalogue_config(reference)
+
+
+def _catalogue_config(reference: str) -> dict[str, Any]:
     record = _record(_catalogue_key(reference))
     changes = {alias.casefold(): change for alias, change in record.get("alias_changes", {}).items()}
     return {**record["config"], **changes.get(reference.casefold(), {})}
@@ -184,6 +198,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         outer_tensors=main.tensors,
         outer_norms=main.norms,
         other_stacks=other_stacks(described),
+        before=main.before,
         unpriced=unpriced(architecture, names),
         tail=program_text(described.main.architecture.get("tail", ""), "tail"),
     )

@@ -285,6 +285,9 @@ class Stack:
         positions_per_item: Positions of one image or recording, where the config decides; None where the sample does.
         text_positions_per_item: Positions that one image takes in the main stack; None where the sample decides, 0
             where it takes none.
+        before: What runs between the embedding and the layers, as a block of its own; None when nothing does.
+        after: What runs after the layers, as a block of its own; None when nothing does, or when the tail of the model
+            says it.
     """
 
     name: str
@@ -299,6 +302,8 @@ class Stack:
     norms: tuple[Norm, ...] = ()
     positions_per_item: int | None = None
     text_positions_per_item: int | None = 0
+    before: Block | None = None
+    after: Block | None = None
 
     @property
     def num_layers(self) -> int:
@@ -366,6 +371,8 @@ class ModelFacts:
         outer_tensors: Further parameters outside the layers; empty in a plain decoder.
         outer_norms: Further norms outside the layers; empty in a plain decoder.
         other_stacks: Stacks that feed the main one or stand beside it, in the order in which they run.
+        before: What runs between the embedding and the layers of the main stack, as a block of its own; None when
+            nothing does.
         unpriced: Why the ledger's closed forms do not hold for it, as the end of a sentence; empty when they do.
         tail: What comes after the layers, as a program: final norm, head, loss (specs/README.md).
     """
@@ -396,6 +403,7 @@ class ModelFacts:
     outer_tensors: tuple[Tensor, ...] = ()
     outer_norms: tuple[Norm, ...] = ()
     other_stacks: tuple[Stack, ...] = ()
+    before: Block | None = None
     unpriced: str = ""
     tail: str = ""
 
@@ -414,6 +422,7 @@ class ModelFacts:
             tensors=self.outer_tensors,
             norms=self.outer_norms,
             positions_per_item=self.positions_per_item,
+            before=self.before,
         )
         return (*self.other_stacks, main)
 

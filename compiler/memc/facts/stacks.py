@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memc.facts.architectures import Names, load_architecture, read_names
-from memc.facts.blocks import build_groups, build_linears, build_norm, build_norms, build_tensors
+from memc.facts.blocks import build_groups, build_linears, build_norm, build_norms, build_side_block, build_tensors
 from memc.facts.records import Norm, NormKind, Sees, Stack
 
 
@@ -77,6 +77,7 @@ def main_stack(described: Described) -> Stack:
         linears=(*stack.linears, *linears),
         tensors=(*stack.tensors, *tensors),
         norms=(*stack.norms, *norms),
+        before=stack.before,
     )
 
 
@@ -113,19 +114,24 @@ def _stack(
     positions = description.get("positions")
     hidden = names.size(description.get("hidden", "hidden"))
     linears, tensors, norms = _outside(description, names)
+    groups = build_groups(description, names, config)
+    embedding_norms = build_norms(description.get("embedding_norms", ()), names)
+    final_norm = _final_norm(description.get("final_norm"), names, hidden)
     return Stack(
         name=name,
         sees=Sees(sees),
         hidden_size=hidden,
-        groups=build_groups(description, names, config),
+        groups=groups,
         embedding_params=names.size(description.get("embedding", 0)),
-        embedding_norms=build_norms(description.get("embedding_norms", ()), names),
-        final_norm=_final_norm(description.get("final_norm"), names, hidden),
+        embedding_norms=embedding_norms,
+        final_norm=final_norm,
         linears=linears,
         tensors=tensors,
         norms=norms,
         positions_per_item=None if positions is None else names.size(positions),
         text_positions_per_item=text_positions,
+        before=build_side_block(description, "before", names, groups, embedding_norms),
+        after=build_side_block(description, "after", names, groups, (final_norm, *norms)),
     )
 
 
