@@ -73,6 +73,39 @@ def _rests_on_what_waits(check: Mapping[str, Any], answers: Answers) -> bool:
     return any(word in waiting and re.search(pattern, said) for word, pattern in about.items())
 
 
+def verdict(text: str, answers: Answers) -> Outcome:
+    """Returns whether memc's verdict is the one that a report expects, from the words that it begins with.
+
+    What is said of a run "as requested" is asked of it with everything pinned; a plain "fits" holds when it fits so, or
+    with what memc is free to choose.
+    """
+    asked, free, said = answers.asked, answers.open, text.lower()
+    sketch = answers.report.get("spec") or {}
+    if asked is None or free is None or answers.reading.waits:
+        return _waits("; ".join(answers.reading.waits) or "there is no spec")
+    if sketch.get("libs"):
+        return _waits("versions of libraries have no place in a spec: memc names its own")
+    if (sketch.get("training") or {}).get("objective"):
+        return _waits("the reference model of preference pairs is not planned")
+    as_requested = asked.plan is not None and not asked.plan.techniques
+    shown = f"as asked: {_fits(asked)}; choice left open: {_fits(free)}"
+    if re.match(r"(does_not_fit|does not fit)\b.*\bor\b.*tight|tight", said):
+        warnings = asked.plan.warnings if asked.plan is not None else ()
+        tight = any(re.search(r"headroom|tight|nearly full", warning) for warning in warnings)
+        return _verdict(not as_requested or tight, shown)
+    if re.match(r"does_not_fit|does not fit|refuse", said):
+        return _verdict(not as_requested, shown)
+    if said.startswith("fits"):
+        return _verdict(asked.plan is not None or free.plan is not None, shown)
+    return _waits(f"nothing is known to be meant by {text!r}")
+
+
+def _fits(asked: Asked) -> str:
+    if asked.plan is not None:
+        return f"fits with {', '.join(asked.plan.techniques)}" if asked.plan.techniques else "fits"
+    return "refused" if asked.result is None else "does not fit"
+
+
 def _ledger_range(check: Mapping[str, Any], answers: Answers) -> Outcome:
     return _range(check, gpu_figure(answers, str(check["item"])), answers)
 
@@ -255,8 +288,17 @@ def _rung(check: Mapping[str, Any], answers: Answers) -> Outcome:
     known = {"ddp", "single", "zero1", "zero2", "zero3", "fsdp", "hybrid", "lora", "qlora", "full"}
     good, bad = known & set(plainly), known & set(unwanted)
     if not good and not bad:
-        return _waits(f"no rung is known to be meant by {value!r}")
+        return _by_techniques(value, wanted, barred, plan)
     return _verdict((not good or bool(names & good)) and not names & bad, detail)
+
+
+def _by_techniques(value: str, wanted: str, barred: str, plan: Plan) -> Outcome:
+    """Returns whether a plan uses one of the techniques that are meant, and none that are ruled out."""
+    meant, ruled_out, used = techniques_meant(wanted), techniques_meant(barred), set(plan.techniques)
+    if not meant and not ruled_out:
+        return _waits(f"no rung is known to be meant by {value!r}")
+    shown = ", ".join(plan.techniques) or "as asked"
+    return _verdict((not meant or bool(used & meant)) and not used & ruled_out, f"plan: {shown}")
 
 
 def _sharding_names(config: Any) -> set[str]:

@@ -30,6 +30,12 @@ _ENTRY_WORDS: tuple[tuple[tuple[str, ...], str], ...] = (
 )
 
 
+_EMPTY_WORDS = {
+    *("per", "gpu", "card", "rank", "rank0", "total", "node", "gib", "gb", "byte", "peak", "host", "size", "of", "the"),
+    *("extra", "line", "buffer", "memory", "with", "and", "in", "on", "at", "full", "one"),
+}
+
+
 def entries_called(bill: ResourceLedger, item: str) -> list[Entry] | None:
     """Returns the entries that a report's name means; None when nothing is known to mean them."""
     name = item.lower().replace("-", "_")
@@ -37,7 +43,10 @@ def entries_called(bill: ResourceLedger, item: str) -> list[Entry] | None:
         if any(word in name for word in words):
             return [entry for entry in bill.entries if re.search(pattern, entry.name)]
     exact = [entry for entry in bill.entries if entry.name.replace("-", "_") in name]
-    return exact or None
+    if exact:
+        return exact
+    said = {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", name)} - _EMPTY_WORDS
+    return [entry for entry in bill.entries if said & {word.rstrip("s") for word in entry.name.split("-")}] or None
 
 
 def gpu_figure(answers: Answers, item: str) -> int | None:
@@ -47,8 +56,10 @@ def gpu_figure(answers: Answers, item: str) -> int | None:
     if asked is None or ledger is None:
         return None
     name, gpu = item.lower(), ledger.gpu
-    if "host" in name:
+    if re.search(r"\bhost|host_|_host|cpu_ram|\bram\b", name):
         return host_figure(answers, item)
+    if "nvme" in name or "disk" in name:
+        return ledger.nvme.required_bytes
     for words, figure in _FIGURES:
         if all(re.search(word, name) for word in words):
             return figure(asked, ledger)
@@ -92,7 +103,10 @@ def host_figure(answers: Answers, item: str) -> int | None:
     if "pinned" in name or "buffer" in name:
         found = entries_called(host, item)
         return None if found is None else sum(entry.bytes for entry in found)
-    return host.required_bytes if "peak" in name or "total" in name or name == "host" else None
+    if re.search(r"peak|total|^host$|^ram$|cpu_ram|host_ram", name):
+        return host.required_bytes
+    found = entries_called(host, item)
+    return None if found is None else sum(entry.bytes for entry in found)
 
 
 def _largest(bill: ResourceLedger, phase: Phase, wanted: Callable[[Entry], bool]) -> int:
