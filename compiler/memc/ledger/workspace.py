@@ -6,7 +6,7 @@ from memc.config import LossHead, Method, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.entries import Account, Entry, Moment, Resource
-from memc.ledger.parts import ALWAYS, BACKWARD, gpu_entry
+from memc.ledger.parts import ALWAYS, gpu_entry
 
 _RUNNING = ALWAYS - {Moment.LOAD}
 
@@ -72,7 +72,7 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
                 "dequantized-weight",
                 Account.WORKSPACE,
                 2 * largest,
-                frozenset({Moment.FORWARD, Moment.EVALUATE, Moment.LOAD}) | (BACKWARD - {Moment.BACKWARD_EMBEDDING}),
+                frozenset({Moment.EVALUATE, Moment.LOAD}),  # that of a step is part of its layers
                 f"2 B x {largest} elements of the largest 4-bit linear",
                 "bitsandbytes autograd MatMul4Bit",
             )
