@@ -1,4 +1,7 @@
-"""Techniques that cut what a step computes with: the loss, the micro-batch, checkpointing, the share of a sequence."""
+"""Techniques that cut what a step computes with: the loss, the micro-batch, checkpointing, the share of a sequence.
+
+They move the instant of a layer at which it peaks, and with it which gradients and which casts of weights are alive.
+"""
 
 from __future__ import annotations
 
@@ -93,7 +96,7 @@ def accumulation(divisor: int) -> Technique:
         name=f"accumulate-{divisor}x",
         rung=3,
         dimension=Dimension.MICRO_BATCH,
-        accounts=(Account.ACTIVATIONS, Account.GRADIENTS),
+        accounts=(Account.ACTIVATIONS, Account.GRADIENTS, Account.PARAMETERS),
         fidelity=Fidelity.MEMORY,
         needs=f"a micro-batch that divides by {divisor}",
         boundary="A micro-batch of 1 is the end; very small ones leave the card waiting for launches.",
@@ -108,7 +111,7 @@ def checkpointing(every: int) -> Technique:
         name="checkpoint-every-layer" if every == 1 else f"checkpoint-every-{every}-layers",
         rung=4,
         dimension=Dimension.CHECKPOINTING,
-        accounts=(Account.ACTIVATIONS, Account.PARAMETERS),
+        accounts=(Account.ACTIVATIONS, Account.PARAMETERS, Account.GRADIENTS),
         fidelity=Fidelity.MEMORY,
         needs="a model whose layers support it",
         boundary="Repeats up to one forward pass; pays little where weights and states are the wall.",
@@ -123,7 +126,7 @@ def context_parallel(size: int) -> Technique:
         name=f"context-parallel-{size}",
         rung=9,
         dimension=Dimension.CONTEXT,
-        accounts=(Account.ACTIVATIONS,),
+        accounts=(Account.ACTIVATIONS, Account.GRADIENTS, Account.PARAMETERS),
         fidelity=Fidelity.MEMORY,
         needs="FSDP2, SDPA attention without a mask, GPUs of one node",
         boundary="Every layer gathers keys and values of the whole sequence; short sequences wait for that.",
@@ -147,7 +150,7 @@ CHECKPOINT_OFFLOAD = Technique(
     name="checkpoint-offload",
     rung=4,
     dimension=Dimension.CHECKPOINT_OFFLOAD,
-    accounts=(Account.ACTIVATIONS,),
+    accounts=(Account.ACTIVATIONS, Account.GRADIENTS, Account.PARAMETERS),
     fidelity=Fidelity.MEMORY,
     needs="activation checkpointing, host memory for one input per layer",
     boundary="Copies wait on the compute stream in both directions: pays for long sequences, not for short ones.",
