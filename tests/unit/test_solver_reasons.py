@@ -137,3 +137,12 @@ def test_money_is_counted_with_evaluations_and_saves() -> None:
     assert counted.clock.total_seconds is not None
     assert counted.clock.total_seconds > without.clock.total_seconds
     assert counted.clock.step_seconds == without.clock.step_seconds
+
+
+@pytest.mark.parametrize("batch", [3, 12, 14, 45, 48])
+def test_a_batch_with_odd_factors_comes_down_to_one_sample(batch: int) -> None:
+    plan = plan_of(training={"global_batch_size": batch}, pin={"loss": "plain"}, memory={"target": "14GiB"})
+    assert plan.config.micro_batch_size * plan.config.gradient_accumulation_steps == batch
+    assert plan.config.micro_batch_size < batch
+    if batch == 3:
+        assert "accumulate-3x" in plan.techniques
