@@ -36,7 +36,7 @@ def compile_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
     assert done.returncode == 0, done.stderr
     settings = json.loads((out / "memc.lock").read_text(encoding="utf-8"))["plan"]["settings"]
     asked = json.loads(json.dumps(settings_document(config)))
-    loose = ("lora", "zero")  # hold settings that a spec pins only where they matter
+    loose = ("lora", "zero", "fsdp")  # hold settings that a spec pins only where they matter
     assert {key: settings[key] for key in asked if key not in loose} == {
         key: value for key, value in asked.items() if key not in loose
     }
@@ -73,6 +73,8 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
             "offload_optimizer": zero.offload_optimizer.value,
             "overlap_comm": zero.overlap_comm,
             "reduce_bucket_size": zero.reduce_bucket_elements,
+            "bf16_master_weights": zero.bf16_master_weights,
+            "bf16_optimizer_states": zero.bf16_states,
         }
         if zero.stage in (1, 2):
             pin["allgather_bucket_size"] = zero.allgather_bucket_elements
@@ -83,6 +85,15 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
                 "max_live_parameters": zero.max_live_elements,
                 "sub_group_size": zero.sub_group_elements,
             }
+    if config.fsdp is not None:
+        fsdp = config.fsdp
+        pin |= {
+            "reshard_after_forward": fsdp.reshard_after_forward,
+            "reduce_each_micro_batch": fsdp.reduce_each_micro_batch,
+            "sharded_checkpoints": fsdp.sharded_checkpoints,
+            "offload_param": fsdp.offload.value,
+            "hybrid_sharding": fsdp.hybrid,
+        }
     data = {"train": run.train_data, "max_length": config.max_length, "packing": config.packing}
     if run.eval_data:
         data["eval"] = run.eval_data
@@ -101,7 +112,14 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
             "logging_steps": run.logging_steps,
             "output_dir": run.output_dir,
         },
-        "hardware": {"gpu": "rtx-4090", "count": config.gpus_per_node, "host_memory": "64GiB"},
+        "hardware": {
+            "gpu": "rtx-4090",
+            "count": config.gpus_per_node,
+            "nodes": config.nodes,
+            "host_memory": "64GiB",
+            "nvme": "200GB",
+            "nvme_path": run.nvme_path,
+        },
         "pin": pin,
     }
     if not run.max_steps:
@@ -131,6 +149,29 @@ class Outcome:
     def logs(self) -> list[dict[str, Any]]:
         """All training log lines."""
         return [ast.literal_eval(line) for line in re.findall(r"\{'loss': [^}]*\}", self.text)]
+
+
+def launch_nodes(folder: Path, start: Path, nodes: int, port: int) -> list[Outcome]:
+    """Returns how `launch.sh --device cpu` ended on each of several nodes, all of them this machine."""
+    start.mkdir(exist_ok=True)
+    meeting = {"MAIN_PROCESS_IP": "127.0.0.1", "MAIN_PROCESS_PORT": str(port)}
+    running = [
+        subprocess.Popen(
+            ["bash", str(folder / "launch.sh"), "--device", "cpu"],
+            cwd=start,
+            env=framework_environment() | meeting | {"MACHINE_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(nodes)
+    ]
+    try:
+        texts = [process.communicate(timeout=1200)[0] for process in running]
+    finally:
+        for process in running:
+            process.terminate()
+    return [Outcome(status=process.returncode, text=text) for process, text in zip(running, texts, strict=True)]
 
 
 def launch(folder: Path, start: Path, *arguments: str, timeout_seconds: int = 1200) -> Outcome:

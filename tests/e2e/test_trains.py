@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from folder import DATA, Outcome, compile_folder, inspect_model, launch, render_folder
-from memc.config import Engine, LossHead, Method, Task, TrainingConfig
+from folder import DATA, Outcome, compile_folder, inspect_model, launch, launch_nodes, render_folder
+from memc.config import Engine, FsdpConfig, LossHead, Method, Offload, Task, TrainingConfig
 from planmaker import make_config, make_zero
 
 pytestmark = pytest.mark.slow
@@ -103,6 +103,85 @@ def test_two_processes_deepspeed_zero3_lora(tmp_path: Path, smollm2: Path) -> No
     check_adapters(smollm2, written)
     assert len(list(written.glob("checkpoint-4/global_step4/*optim_states.pt"))) == 2
     resume(out, written, last_step=5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [FsdpConfig(), FsdpConfig(offload=Offload.CPU), FsdpConfig(sharded_checkpoints=False)],
+    ids=["sharded", "offloaded", "whole-checkpoints"],
+)
+def test_two_processes_fsdp_full(tmp_path: Path, smollm2: Path, settings: FsdpConfig) -> None:
+    out = tmp_path / "fsdp"
+    config = make_config(
+        method=Method.FULL, engine=Engine.FSDP, micro_batch_size=1, gradient_accumulation_steps=2, fsdp=settings
+    )
+    _, written = train(out, config, smollm2, steps=5, learning_rate=1e-4)
+    found = inspect_model(_LOAD_MODEL, str(smollm2), str(written / "final"))
+    assert (found["missing"], found["unexpected"], found["finite"]) == (0, 0, True)
+    assert found["moved"] > 0.9 * found["tensors"]
+    shards = list(written.glob("checkpoint-4/optimizer_0/*.distcp"))
+    assert len(shards) == (2 if settings.sharded_checkpoints else 0)
+    resume(out, written, last_step=5)
+
+
+@pytest.mark.parametrize("method", [Method.LORA, Method.QLORA])
+def test_two_processes_fsdp_adapters(tmp_path: Path, smollm2: Path, method: Method) -> None:
+    out = tmp_path / "fsdp"
+    config = make_config(method=method, engine=Engine.FSDP, micro_batch_size=2, padding_mask=True)
+    _, written = train(out, config, smollm2, steps=5, learning_rate=2e-3)
+    check_adapters(smollm2, written)
+    resume(out, written, last_step=5)
+
+
+def test_two_processes_zero2_bf16_states(tmp_path: Path, smollm2: Path) -> None:
+    zero = make_zero(
+        2, reduce_bucket_elements=50_000_000, allgather_bucket_elements=50_000_000, bf16_master_weights=True,
+        bf16_states=True,
+    )  # fmt: skip
+    config = make_config(
+        method=Method.FULL, engine=Engine.DEEPSPEED, micro_batch_size=2, padding_mask=True,
+        gradient_accumulation_steps=1, zero=zero,
+    )  # fmt: skip
+    _, written = train(tmp_path / "zero2", config, smollm2, steps=5, learning_rate=3e-4)
+    assert list(written.glob("checkpoint-4/global_step4/*optim_states.pt"))
+
+
+def test_two_nodes_shard_within_each(tmp_path: Path, smollm2: Path) -> None:
+    """Two launchers on one machine, two processes each: FSDP over the processes of a node, copies across nodes."""
+    config = make_config(
+        method=Method.FULL, engine=Engine.FSDP, fsdp=FsdpConfig(hybrid=True), nodes=2, max_length=64, packing=False,
+        eval_batch_size=0, gradient_accumulation_steps=1,
+    )  # fmt: skip
+    folder = compile_folder(
+        tmp_path / "out", config, model=str(smollm2), train_data=str(DATA), output_dir="runs/it", max_steps=3,
+        save_steps=0, learning_rate=1e-4,
+    )  # fmt: skip
+    first, second = launch_nodes(folder, tmp_path, nodes=2, port=29671)
+    assert (first.status, second.status) == (0, 0), first.text[-4000:]
+    assert len(first.losses) == 3
+    assert not second.losses
+    found = inspect_model(_LOAD_MODEL, str(smollm2), str(tmp_path / "runs" / "it" / "final"))
+    assert (found["missing"], found["unexpected"], found["finite"]) == (0, 0, True)
+    assert found["moved"] > 0.9 * found["tensors"]
+
+
+def test_one_process_and_two_shards_have_the_same_losses(tmp_path: Path, smollm2: Path) -> None:
+    """The same samples in the same order, once on one process and once sharded over two."""
+    losses = {}
+    for engine, accumulation in ((Engine.SINGLE, 4), (Engine.DDP, 2), (Engine.FSDP, 2)):
+        config = make_config(
+            method=Method.FULL, engine=engine, gradient_accumulation_steps=accumulation, max_length=96, packing=False,
+            eval_batch_size=0,
+        )  # fmt: skip
+        folder = compile_folder(
+            tmp_path / engine.value, config, model=str(smollm2), train_data=str(DATA), output_dir=f"o-{engine}",
+            max_steps=4, save_steps=0, learning_rate=1e-4,
+        )  # fmt: skip
+        outcome = launch(folder, tmp_path)
+        assert outcome.status == 0, outcome.text[-4000:]
+        losses[engine] = outcome.losses
+    for engine in (Engine.DDP, Engine.FSDP):
+        assert losses[engine] == pytest.approx(losses[Engine.SINGLE], rel=0.02)
 
 
 def test_qlora(tmp_path: Path, smollm2: Path) -> None:

@@ -37,7 +37,7 @@ def test_every_technique_says_what_it_needs_and_where_it_ends(item: Technique) -
     assert item.boundary.endswith(".")
     assert item.accounts
     assert len(set(item.accounts)) == len(item.accounts)
-    lossy = (Dimension.STATES, Dimension.METHOD, Dimension.ENGINE_STATES, Dimension.ADAPTERS)
+    lossy = (Dimension.STATES, Dimension.METHOD, Dimension.ENGINE_STATES, Dimension.ADAPTERS, Dimension.PRODUCTS)
     changes_numbers = item.dimension in lossy and item.name != "paged-adamw"
     assert item.fidelity is (Fidelity.NUMERICS if changes_numbers else Fidelity.MEMORY)
 

@@ -25,6 +25,7 @@ LADDER: tuple[Technique, ...] = (
     *states.PURE,
     sharding.ENGINE_STATES,
     states.ADAPTERS,
+    work.FP8,
     *states.METHODS,
     states.PAGED,
     sharding.OFFLOAD_OPTIMIZER,

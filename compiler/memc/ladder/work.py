@@ -29,6 +29,9 @@ def with_micro_batch(config: TrainingConfig, size: int) -> TrainingConfig:
     )
 
 
+_FP8_FROM = (8, 9)  # accelerate utils/environment.py check_cuda_fp8_capability
+
+
 def _loss_why_not(config: TrainingConfig, _situation: Situation) -> str | None:
     return "the loss is chunked already" if config.loss is LossHead.CHUNKED else None
 
@@ -124,7 +127,7 @@ def context_parallel(size: int) -> Technique:
     """Returns the technique that lets `size` GPUs share each sequence."""
     return Technique(
         name=f"context-parallel-{size}",
-        rung=9,
+        rung=10,
         dimension=Dimension.CONTEXT,
         accounts=(Account.ACTIVATIONS, Account.GRADIENTS, Account.PARAMETERS),
         fidelity=Fidelity.MEMORY,
@@ -135,6 +138,28 @@ def context_parallel(size: int) -> Technique:
     )
 
 
+def _fp8_why_not(_config: TrainingConfig, situation: Situation) -> str | None:
+    capability = situation.gpu.compute_capability
+    if capability is None or capability < _FP8_FROM:
+        return f"{situation.gpu.name} has no FP8 matrix units"
+    return (
+        "FP8 products keep the 16- or 32-bit weights and make 8-bit copies beside them: they save time, not memory, and "
+        "need torchao or Transformer Engine, for which memc writes nothing"
+    )
+
+
+# Kept on the ladder for its reason alone: people ask for it when memory is short.
+FP8 = Technique(
+    name="fp8",
+    rung=6,
+    dimension=Dimension.PRODUCTS,
+    accounts=(Account.ACTIVATIONS,),
+    fidelity=Fidelity.NUMERICS,
+    needs="FP8 matrix units, torchao or Transformer Engine",
+    boundary="Saves time where matrix products are the wall, and no memory.",
+    why_not=_fp8_why_not,
+    apply=lambda config, _: config,
+)
 CHUNKED_LOSS = Technique(
     name="chunked-loss",
     rung=2,

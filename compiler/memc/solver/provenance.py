@@ -29,6 +29,7 @@ _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
         ("ds_config.json", "bf16.bf16_optimizer_states"),
     ),
     Dimension.ADAPTERS: (("train.py", "ADAPTER_DTYPE"),),
+    Dimension.PRODUCTS: (),
     Dimension.CONTEXT: (("train.py", "CONTEXT_PARALLEL"),),
     Dimension.CHECKPOINT_OFFLOAD: (("train.py", "CHECKPOINT_OFFLOAD"),),
     Dimension.LOSS: (("train.py", "LOSS"),),
