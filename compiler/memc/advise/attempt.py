@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from memc.config import TrainingConfig
 from memc.solver.search import Machine
-from memc.solver.solve import Timed
+from memc.solver.timed import Timed
 from memc.solver.space import Totals
 from memc.units import format_gib, format_seconds
 
