@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -105,9 +106,11 @@ class Recording:
         events: Allocations and releases, in order.
         stages: What the loop was doing, in order; blocks and events refer to it by position.
         owners: What a block holds, for those that are known.
+        lists: For blocks that the optimizer makes of a list of tensors, how many of them belong where.
     """
 
     blocks: list[Block]
     events: list[Event]
     stages: list[Stage]
     owners: dict[int, Owner] = field(default_factory=dict)
+    lists: dict[int, Counter[Region]] = field(default_factory=dict)

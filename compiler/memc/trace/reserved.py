@@ -93,7 +93,7 @@ def with_workspaces(record: Recording, workspace_bytes: int, *, early: bool = Fa
             events += [made, event] if early else [event, made]
         else:
             events.append(event)
-    return Recording(blocks, events, record.stages, owners)
+    return Recording(blocks, events, record.stages, owners, record.lists)
 
 
 def replay(

@@ -10,9 +10,6 @@ from itertools import groupby
 from memc.trace.records import Block, Event, Owner, Part, Recording, Region, Stage
 from memc.trace.stacks import StackDepth, Window
 
-_LIST_RESULTS = ("aten.stack.default", "aten.cat.default")
-_LIST_KERNELS = ("aten._foreach_norm.Scalar",)
-
 
 def placed(record: Recording) -> Recording:
     """Returns the record with host tensors left out and with what runs outside layers told apart.
@@ -32,7 +29,7 @@ def placed(record: Recording) -> Recording:
             moved.append(event)
             if event.delta > 0 and blocks[event.block].region is not event.region:
                 blocks[event.block] = _at(blocks[event.block], event.region)
-    return Recording(blocks, moved, record.stages, record.owners)
+    return Recording(blocks, moved, record.stages, record.owners, record.lists)
 
 
 def _placed_stage(stage: Stage, events: list[Event]) -> list[Event]:
@@ -85,7 +82,7 @@ def repeated_in_time(record: Recording, gradients: Sequence[int | None], stand_i
     ]
     for block in {event.block for event in after if event.delta > 0}:
         blocks[block] = replace_stage(blocks[block], len(stages) - 1)
-    return Recording(blocks, [*before, *replayed, *after], stages, owners)
+    return Recording(blocks, [*before, *replayed, *after], stages, owners, record.lists)
 
 
 def replace_stage(block: Block, stage_index: int) -> Block:
@@ -140,7 +137,7 @@ class _Splice:
 
     def run(self) -> Recording:
         """Returns the record at full depth."""
-        self._resize_lists()
+        lists = self._resized_lists()
         inside = [block for block in self._rank if self._inside(self._layers[block])]
         for copy in range(1, self._window.copies + 1):
             for block in inside:
@@ -159,7 +156,7 @@ class _Splice:
             if self._layers[block] >= self._end:
                 self._blocks[block] = _at(made, self._moved(made.region))
         _check(events)
-        return Recording(self._blocks, events, self._record.stages, self._owners)
+        return Recording(self._blocks, events, self._record.stages, self._owners, lists)
 
     def _layer(self, region: Region) -> int:
         """Returns the index of a layer of this stack; -1 for everything else."""
@@ -252,19 +249,20 @@ class _Splice:
             raise NotPeriodicError(f"layers {made.region.layer} and {layer} of {self._stack.name} differ")
         return others[rank]
 
-    def _resize_lists(self) -> None:
-        """Lets what the optimizer makes of all gradients' norms together grow with their number."""
-        seen = {event.block for event in self._record.events}
-        gradients = [block for block in seen if self._record.owners.get(block) is Owner.GRADIENTS]
-        inside = [block for block in gradients if self._inside(self._layers[block])]
-        before, after = len(gradients), len(gradients) + self._window.copies * len(inside)
-        for block, made in enumerate(self._record.blocks):
-            in_step = self._record.stages[made.stage_index] is Stage.STEP
-            of_all = made.operator in _LIST_RESULTS or (
-                made.operator in _LIST_KERNELS and self._record.owners.get(block) is Owner.KERNEL_WORKSPACE
-            )
-            if in_step and of_all and before and made.size_bytes * after % before == 0:
-                made.size_bytes = made.size_bytes * after // before
+    def _resized_lists(self) -> dict[int, Counter[Region]]:
+        """Lets what the optimizer makes of a list of tensors grow with the list. Returns the lists at full depth."""
+        lists = {}
+        for block, places in self._record.lists.items():
+            grown: Counter[Region] = Counter()
+            for region, count in places.items():
+                copies = self._window.copies if self._inside(self._layer(region)) else 0
+                for copy in range(copies + 1):
+                    grown[self._moved(region, copy)] += count
+            made = self._record.blocks[block]
+            if self._layers[block] < 0 and places:
+                made.size_bytes = made.size_bytes * grown.total() // places.total()
+            lists[block] = grown
+        return lists
 
 
 def _check(events: list[Event]) -> None:

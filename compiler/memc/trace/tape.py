@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -39,6 +40,7 @@ where areAnyTensorSubclassLike chooses.
 """
 _cast = torch.ops.aten._to_copy.default
 _OUTSIDE = Region(Part.BELOW)
+_SEEN = "followed by a tape"
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,6 +64,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         events: Allocations and releases, in order.
         stages: What the loop was doing, in order; events refer to it by position.
         owners: What a block holds, for those that have been claimed.
+        lists: For blocks that the optimizer makes of a list of tensors, how many of them belong where.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._backward: tuple[str, Region] = ("", _OUTSIDE)
         self._of_input: Region | None = None
         self._closed = False
+        self.lists: dict[int, Counter[Region]] = {}
 
     def _where(self) -> tuple[str, Region]:
         if self.stages[-1] is Stage.BACKWARD:
@@ -150,13 +154,15 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(module: torch.nn.Module, args: object, output: object) -> None:
             place = self._entered.pop()
             for value in (output,) if isinstance(output, torch.Tensor) else tree_iter(output):
-                if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                    value.grad_fn.register_prehook(self._arrive(place))
+                node = value.grad_fn if isinstance(value, torch.Tensor) else None
+                if node is not None and _SEEN not in node.metadata:
+                    node.metadata[_SEEN] = True
+                    node.register_prehook(self._arrive(place))
 
         return hook
 
     def _arrive(self, place: tuple[str, Region]) -> Callable[[tuple[torch.Tensor, ...]], None]:
-        """Returns a hook for the node that made a module's output: there backward enters the module."""
+        """Returns a hook for the node that made a module's output: there backward enters the innermost such module."""
 
         def hook(gradients: tuple[torch.Tensor, ...]) -> None:
             self._backward = place
@@ -179,7 +185,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._record_sum(args[0], out)
                 return out
             self._follow_input(args)
-            self._record(out, func)
+            made = self._record(out, func)
+            self._note_list(made, args)
             if func is _cast:
                 self._note_weight_cast(args[0], out)
         elif isinstance(out, (tuple, list)):
@@ -187,7 +194,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._of_input = None
         kernel = self._kernels.get(func)
         if kernel is not None:
-            self._run_kernel(str(func), kernel(args))
+            for block in self._run_kernel(str(func), kernel(args)):
+                self._note_list(block, args)
         return out
 
     def _record_all(self, func: Any, args: Any, out: Sequence[Any]) -> None:
@@ -213,8 +221,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if block is not None and made is not None and self.owners.get(block) is Owner.PARAMETERS:
             self.owners.setdefault(made, Owner.WEIGHT_CASTS)
 
-    def _run_kernel(self, operator: str, sizes: Sequence[int]) -> None:
-        """Records buffers that a kernel allocates for itself and releases before it returns."""
+    def _note_list(self, block: int, args: Any) -> None:
+        """Notes, in the optimizer, to which layers the tensors belong that a block is made of."""
+        if self.stages[-1] is not Stage.STEP or not args or not isinstance(args[0], (tuple, list)):
+            return
+        sources = [self.block_of(tensor) for tensor in args[0] if isinstance(tensor, torch.Tensor)]
+        if sources:
+            self.lists[block] = Counter(self.blocks[source].region for source in sources if source is not None)
+
+    def _run_kernel(self, operator: str, sizes: Sequence[int]) -> list[int]:
+        """Records buffers that a kernel allocates for itself and releases before it returns. Returns their blocks."""
         self._settle()
         made = [self._new_block(size, operator) for size in sizes if size]
         for block in made:
@@ -222,6 +238,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._emit(block, +1)
         for block in reversed(made):
             self._emit(block, -1)
+        return made
 
     def _adds_in_place(self, args: tuple[Any, ...], out: Any) -> bool:
         if self.stages[-1] is not Stage.BACKWARD or torch.is_grad_enabled():
@@ -299,7 +316,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def recorded(self) -> Recording:
         """Returns what has been written down so far."""
-        return Recording(self.blocks, self.events, self.stages, self.owners)
+        return Recording(self.blocks, self.events, self.stages, self.owners, self.lists)
 
     def resolve(self, block: int) -> int:
         """Returns the block that really holds what `block` holds, after in-place sums."""
