@@ -81,7 +81,7 @@ class WhatIf:
         config = self.config
         longest = self.model.max_position_embeddings or _LONGEST
         top = min(longest, max(_LONGEST, 4 * config.max_length))
-        per_rank = config.global_batch_size // cards
+        per_rank = self._samples_of_a_rank(cards)
         return {
             "cards": self._card_counts(),
             "micro_batch_size": [size for size in range(1, per_rank + 1) if per_rank % size == 0],
@@ -94,15 +94,20 @@ class WhatIf:
         if config.nodes > 1:
             return [config.world_size]
         counts = sorted({*_CARDS, config.world_size})
-        zero = config.zero
-        shards = zero is not None and zero.stage > 0
+        zero, group = config.zero, config.context_parallel
+        shards = config.fsdp is not None or (zero is not None and zero.stage > 0)
         offloads = zero is not None and zero.offload_optimizer is not Offload.NONE
         if shards and offloads:  # over one card this offloads and divides nothing; the structure differs either way
             alone = config.world_size == 1
             counts = [count for count in counts if (count == 1) is alone]
         elif shards:
             counts = [count for count in counts if count > 1]
-        return [count for count in counts if config.global_batch_size % count == 0]
+        counts = [count for count in counts if count % group == 0]
+        return [count for count in counts if config.global_batch_size % (count // group) == 0]
+
+    def _samples_of_a_rank(self, cards: int) -> int:
+        """Returns the samples of one optimizer step on one GPU, or on the GPUs that share each sequence."""
+        return self.config.global_batch_size // (cards // self.config.context_parallel)
 
     def varied(self, knobs: Knobs) -> TrainingConfig:
         """Returns the plan's configuration with other knobs; the samples of one optimizer step stay the same.
@@ -110,10 +115,10 @@ class WhatIf:
         A micro-batch that does not divide the samples of a rank gives way to the next smaller one that does.
         """
         config = self.config
-        per_rank = config.global_batch_size // knobs.cards
+        per_rank = self._samples_of_a_rank(knobs.cards)
         sizes = [size for size in range(1, per_rank + 1) if per_rank % size == 0 and size <= knobs.micro_batch_size]
         engine = config.engine
-        if engine is not Engine.DEEPSPEED and knobs.cards != config.world_size:
+        if engine in (Engine.SINGLE, Engine.DDP) and knobs.cards != config.world_size:
             engine = Engine.SINGLE if knobs.cards == 1 else Engine.DDP
         lora = config.lora
         if lora is not None and lora.rank != knobs.lora_rank:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from memc.clock import clock_facts
-from memc.config import Engine
+from memc.config import Engine, FsdpConfig
 from memc.document import ledger_document, record_document
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
@@ -123,3 +123,24 @@ def test_the_verdict_of_the_plan_file_is_that_of_the_terminal(plan: Plan) -> Non
 
     assert not isinstance(plan, Infeasible)
     assert notes(plan)["verdict"] == plan_verdict(plan)
+
+
+@pytest.mark.parametrize("share", [1, 4])
+def test_fsdp_plans_keep_their_engine_and_their_samples(sharded: Plan, share: int) -> None:
+    settings = FsdpConfig()
+    config = replace(
+        sharded.config, engine=Engine.FSDP, zero=None, fsdp=settings, context_parallel=share, micro_batch_size=1
+    )
+    config = replace(config, gradient_accumulation_steps=4 * share)
+    question = question_of(replace(sharded, config=config))
+    offered = question.choices(8)["cards"]
+    assert 8 in offered
+    assert 1 not in offered
+    for cards in offered:
+        assert cards % share == 0
+        for size in question.choices(cards)["micro_batch_size"]:
+            knobs = Knobs(cards=cards, micro_batch_size=size, max_length=config.max_length, lora_rank=0)
+            varied = question.varied(knobs)
+            assert (varied.engine, varied.fsdp) == (Engine.FSDP, settings)
+            assert varied.global_batch_size == config.global_batch_size
+            assert varied.micro_batch_size == size
