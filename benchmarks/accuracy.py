@@ -3,7 +3,8 @@
 Traced figures are kept in a file, from which an interrupted run goes on; the ledger is computed anew each time. Figures
 that another version of the trace's source made are traced again, unless `--keep-traces` is given. `--write` puts what
 was traced into the table that is checked in, from which docs/accuracy.md is made; `--checked-in` compares with that
-table and traces nothing. The last line printed is one JSON object; its fractions are of the traced peak.
+table and traces nothing. Cases are traced in an order drawn at random, so that what an interrupted run leaves is a fair
+sample. The last line printed is one JSON object; its fractions are of the traced peak.
 """
 
 from __future__ import annotations
@@ -89,9 +90,8 @@ def main() -> int:
             for shape, mode in wanted
             if (shape.key, str(mode)) not in traced and not why_not(shape, mode) and priced(shape, options)
         ]
-        for done, case in enumerate(
-            [] if options.no_trace else run_traces(todo, options.results, jobs=options.jobs), 1
-        ):
+        todo = [] if options.no_trace else random.Random(options.seed).sample(todo, len(todo))
+        for done, case in enumerate(run_traces(todo, options.results, jobs=options.jobs), start=1):
             traced[case.model, case.mode] = case
             if done % 50 == 0:
                 print(f"traced {done} of {len(todo)}", file=sys.stderr, flush=True)

@@ -86,29 +86,25 @@ def run_traces(wanted: Sequence[tuple[Shape, Mode]], path: Path, *, jobs: int) -
     Args:
         wanted: The cases.
         path: The results file.
-        jobs: Processes. Each imports torch once and then takes the cases of one model and method at a time.
+        jobs: Processes; each imports torch once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    groups: dict[tuple[str, str], list[Mode]] = {}
-    for shape, mode in wanted:
-        groups.setdefault((shape.key, mode.method), []).append(mode)
     with path.open("a", encoding="utf-8") as file:
-        for case in _spread(groups, jobs):
+        for case in _spread([(shape.key, mode) for shape, mode in wanted], jobs):
             file.write(json.dumps(asdict(case)) + "\n")
             file.flush()
             yield case
 
 
-def _spread(groups: Mapping[tuple[str, str], list[Mode]], jobs: int) -> Iterator[Traced]:
+def _spread(wanted: Sequence[tuple[str, Mode]], jobs: int) -> Iterator[Traced]:
     if jobs == 1:
-        if groups:
+        if wanted:
             prepare()
-        for (model, _), modes in groups.items():
-            for mode in modes:
-                yield from trace_cases(model, [mode])
+        for model, mode in wanted:
+            yield from trace_cases(model, [mode])
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        pending = [pool.submit(trace_cases, model, modes) for (model, _), modes in groups.items()]
+        pending = [pool.submit(trace_cases, model, [mode]) for model, mode in wanted]
         for future in as_completed(pending):
             yield from future.result()
 
