@@ -7,9 +7,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from memc.config import Method, Offload
 from memc.facts import load_gpu, load_model
 from memc.ladder import LADDER, Situation, Technique
-from memc.solver.provenance import _KEYS
+from memc.ladder.engines import under_deepspeed, under_fsdp
+from memc.solver.provenance import technique_keys
 from memc.solver.resolve import resolve
 from memc.spec import parse_spec
 
@@ -21,7 +23,7 @@ task: pretrain
 data: {train: train.jsonl, max_length: 4096, samples: 1000}
 method: [full, lora, qlora]
 training: {global_batch_size: 16384}
-hardware: {gpu: a100-sxm4-80gb, count: 8, host_memory: 1TiB}
+hardware: {gpu: a100-sxm4-80gb, count: 8, host_memory: 1TiB, nvme: 8TB}
 """
 
 
@@ -55,7 +57,9 @@ def _sections() -> list[str]:
 
 
 def _facts(technique: Technique) -> str:
-    keys = ", ".join(f"`{key}` in `{file}`" for file, key in _KEYS[technique.dimension])
+    before, situation = _before(technique)
+    written = technique_keys(technique, technique.apply(before, situation))
+    keys = ", ".join(f"`{key}` in `{file}`" for file, key in written)
     rows: list[list[object]] = [
         ["rung", technique.rung],
         ["accounts", ", ".join(f"`{account.value}`" for account in technique.accounts)],
@@ -71,9 +75,25 @@ def _facts(technique: Technique) -> str:
 
 def technique_settings(technique: Technique) -> dict[str, str]:
     """Returns what a technique changes in the configuration of an example, as setting → new value."""
-    asked, situation = _example()
-    before = replace(asked, zero=replace(situation.zero, stage=3)) if technique.name == "offload-param" else asked
+    before, situation = _before(technique)
     return _changed(before, technique.apply(before, situation))
+
+
+def _before(technique: Technique) -> tuple[Any, Situation]:
+    """Returns a configuration that the technique can be laid over: the example's, or one with what it builds on."""
+    asked, situation = _example()
+    zero3 = under_deepspeed(asked, replace(situation.zero, stage=3))
+    bases = (
+        asked,
+        replace(asked, checkpoint_every=1),
+        replace(asked, method=Method.LORA, lora=situation.lora),
+        zero3,
+        replace(zero3, zero=replace(situation.zero, stage=3, offload_optimizer=Offload.CPU)),
+        under_fsdp(asked, situation.fsdp),
+        replace(asked, nodes=2),
+    )
+    fitting = (base for base in bases if technique.why_not(base, situation) is None)
+    return next(fitting, asked), situation
 
 
 def _changed(before: Any, after: Any) -> dict[str, str]:
@@ -84,6 +104,8 @@ def _changed(before: Any, after: Any) -> dict[str, str]:
             continue
         if hasattr(new, "__dataclass_fields__") and old is not None:
             found |= _changed(old, new)
+        elif field.name == "fsdp":
+            found |= {"fsdp_version": str(new.version)}
         elif field.name == "zero":
             found |= {"zero_stage": str(new.stage)} | _offloads(new)
         elif field.name == "lora":

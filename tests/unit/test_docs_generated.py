@@ -116,7 +116,7 @@ def test_every_technique_is_described_and_changes_a_setting() -> None:
     for technique in LADDER:
         assert f"`{technique.name}`" in section
         assert technique.boundary in section
-        assert technique_settings(technique), technique.name
+        assert bool(technique_settings(technique)) is (technique.name != "fp8"), "which stands for its reason alone"
     chosen = next(technique for technique in LADDER if technique.name == "zero-2")
     assert technique_settings(chosen) == {"engine": "deepspeed", "zero_stage": "2"}
 

@@ -52,11 +52,12 @@ def provenance(machine: Machine, chosen: Candidate) -> tuple[Provenance, ...]:
     for technique in chosen.techniques:
         without = machine.space().find(names - {technique.name})
         saved = without.price.gpu_required_bytes - chosen.price.gpu_required_bytes if without is not None else 0
-        records += [_record(machine, technique, file, key, saved) for file, key in _keys(technique, chosen.config)]
+        keys = technique_keys(technique, chosen.config)
+        records += [_record(machine, technique, file, key, saved) for file, key in keys]
     return tuple(sorted(records, key=lambda record: (record.rung, record.file, record.key)))
 
 
-def _keys(technique: Technique, config: TrainingConfig) -> tuple[tuple[str, str], ...]:
+def technique_keys(technique: Technique, config: TrainingConfig) -> tuple[tuple[str, str], ...]:
     """Returns the files and keys that a technique set."""
     if config.engine is Engine.FSDP and technique.dimension in _FSDP_KEYS:
         return _FSDP_KEYS[technique.dimension]
