@@ -26,6 +26,7 @@ DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
     Dimension.OFFLOAD_PARAM: ("offload_param",),
     Dimension.ENGINE_STATES: ("zero.bf16_master_weights", "zero.bf16_states"),
     Dimension.ADAPTERS: ("lora.precision",),
+    Dimension.PRODUCTS: (),
     Dimension.CONTEXT: ("context_parallel",),
     Dimension.LOSS: ("loss",),
     Dimension.CHECKPOINTING: ("checkpoint_every", "activation_checkpointing"),
@@ -84,6 +85,8 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
         "partition",
         "account",
         "image",
+        "volume",
+        "accelerator",
     ),
 }
 _SAME_ALGORITHM = (
