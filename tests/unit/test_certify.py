@@ -25,7 +25,7 @@ from memc.certify.settle import Settled, certified_plan, is_current, settle
 from memc.config import Attention, Engine
 from memc.document import ledger_document, record_document
 from memc.errors import Diagnostic
-from memc.facts import load_gpu, load_model
+from memc.facts import load_fact, load_gpu, load_model
 from memc.ledger import Account, Grade, Phase
 from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedReserved, TracedStep, compare, with_trace, without_trace
 from memc.plan import Infeasible, Plan
@@ -196,11 +196,15 @@ def test_a_trace_of_other_versions_is_made_again_and_stands_where_it_cannot_be(p
     request = request_of(plan)
     old = replace(trace_of(plan), versions={"torch": "1.0"})
     assert is_current(trace_of(plan), request)
+    assert is_current(replace(old, versions={"torch": str(load_fact("stack.torch").value)}), request)
     assert not is_current(old, request)
+    assert not is_current(replace(trace_of(plan), tracer="another"), request)
     known = {old.digest: old}
     assert settle(solver(), request_of, known, lambda request: trace_of(plan, off_bytes=512)).traces[0] != old
     late = NotTraced(Diagnostic(code="trace-too-slow", message="the trace was not done after 1 s"))
-    assert settle(solver(), request_of, known, lambda request: late).traces == (old,)
+    kept = settle(solver(), request_of, known, lambda request: late)
+    assert kept.traces == (old,)
+    assert kept.notes == (f"traced with torch 1.0, planned is {load_fact('stack.torch').value}",)
 
 
 def test_nothing_is_written_as_fitting_when_no_traced_plan_fits() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from memc.certify.child import NotTraced, TraceProcess
 from memc.certify.request import Request, interval_share, request_digest, trace_request, untraceable
-from memc.certify.stack import installed_versions, missing_libraries, stack_is_here, tracer_digest
+from memc.certify.stack import installed_versions, missing_libraries, planned_versions, stack_is_here, tracer_digest
 from memc.certify.steps import step_of
 from memc.ledger.traced import TracedStep, compare, with_trace
 from memc.plan import Certified, Infeasible, Plan, Relaxation
@@ -31,7 +31,7 @@ class Settled:
     Attributes:
         result: The plan or the refusal.
         traces: Every trace that decided it, that of the plan first.
-        notes: Why the plan is estimated only, where a trace was asked for; empty when it is traced.
+        notes: Why the plan is estimated only where a trace was asked for, or traced with other versions than planned.
     """
 
     result: Plan | Infeasible
@@ -118,7 +118,7 @@ def settle(
         if isinstance(step, TracedStep):
             certified = certified_plan(plan, step)
             if certified.ledger.gpu.required_bytes <= plan.budget.gpu_bytes >= _traced_bytes(certified):
-                return Settled(certified, (step, *search.passed_over))
+                return Settled(certified, (step, *search.passed_over), _of_other_versions(step))
             _pass_over(search, plan, step)
             continue
         return Settled(plan, tuple(search.passed_over), step)
@@ -177,8 +177,19 @@ def _missing(request: Request) -> str:
 
 
 def is_current(step: TracedStep, request: Request) -> bool:
-    """Returns whether a trace from earlier is what this installation would find."""
-    return step.tracer == tracer_digest() and step.versions == installed_versions(request.config)
+    """Returns whether a trace from earlier is of the planned versions, or what this installation would find."""
+    if step.tracer != tracer_digest():
+        return False
+    return step.versions in (planned_versions(step.versions), installed_versions(request.config))
+
+
+def _of_other_versions(step: TracedStep) -> tuple[str, ...]:
+    """Returns a note on the libraries that a trace ran in other versions than the plan's."""
+    planned = planned_versions(step.versions)
+    others = [
+        f"{name} {run}, planned is {planned[name]}" for name, run in step.versions.items() if run != planned[name]
+    ]
+    return (f"traced with {'; '.join(others)}",) if others else ()
 
 
 def _pass_over(search: _Search, plan: Plan, step: TracedStep) -> None:

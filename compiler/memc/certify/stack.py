@@ -8,6 +8,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from memc.config import LossHead, Method, Optimizer, TrainingConfig
+from memc.facts import load_fact
 from memc.resources import sources_root
 
 _ALWAYS = ("torch", "transformers")
@@ -40,6 +41,11 @@ def installed_versions(config: TrainingConfig) -> dict[str, str]:
     """Returns the versions of the needed libraries that are installed, without a local part (`+cpu`)."""
     found = ((name, _version(name)) for name in needed_libraries(config))
     return {name: found_version.partition("+")[0] for name, found_version in found if found_version is not None}
+
+
+def planned_versions(names: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of libraries that plans are made for."""
+    return {name: str(load_fact(f"stack.{name}").value) for name in names}
 
 
 @cache
