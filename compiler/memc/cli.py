@@ -19,8 +19,10 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 import memc
 from memc import commands, driver
 from memc.commands.completion import complete_gpu, complete_model
+from memc.config import Precision
 from memc.driver import Answer, Change, Written
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
+from memc.facts import GpuFacts
 from memc.plan import Infeasible, Plan
 
 _SPEC = click.argument("spec", type=click.Path(path_type=Path))
@@ -198,7 +200,10 @@ def verify(folder: Path, device: str, steps: int, timeout: float, random_weights
 @click.argument("name", required=False, shell_complete=complete_gpu)
 @_JSON
 def gpus(name: str | None, as_json: bool) -> None:
-    """List the GPUs of the catalogue, or show one."""
+    """List the GPUs of the catalogue, or show one.
+
+    A card whose capacity is unknown, or that is not timed for lack of a rate, cannot be planned for.
+    """
     from memc.facts import gpu_rows, load_gpu
 
     if name is not None:
@@ -210,11 +215,23 @@ def gpus(name: str | None, as_json: bool) -> None:
             "name": row.name,
             "capacity_gib": None if row.facts.capacity_bytes is None else round(row.facts.capacity_bytes / 2**30, 2),
             "bf16": row.facts.bf16,
+            "timed": _has_rates(row.facts),
             "usd_per_hour": row.facts.usd_per_hour,
         }
         for row in gpu_rows()
     ]
     _print_rows(rows, as_json)
+
+
+def _has_rates(gpu: GpuFacts) -> bool:
+    """Whether the catalogue knows enough of a card's speed to time a run on it."""
+    from memc.clock import clock_facts
+
+    try:
+        clock_facts(gpu, Precision.BF16 if gpu.bf16 else Precision.FP16, 1)
+    except MemcError:
+        return False
+    return True
 
 
 @app.command()
