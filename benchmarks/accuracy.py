@@ -3,8 +3,8 @@
 Traced figures are kept in a file, from which an interrupted run goes on; the ledger is computed anew each time. Figures
 that another version of the trace's source made are traced again, unless `--keep-traces` is given. `--write` puts what
 was traced into the table that is checked in, from which docs/accuracy.md is made; `--checked-in` compares with that
-table and traces nothing. Cases are traced in an order drawn at random, so that what an interrupted run leaves is a fair
-sample. The last line printed is one JSON object; its fractions are of the traced peak.
+table and traces nothing. Models and methods are traced in random order, so that what an interrupted run leaves is a
+fair sample. The last line printed is one JSON object; its fractions are of the traced peak.
 """
 
 from __future__ import annotations
@@ -65,6 +65,13 @@ def wanted_cases(options: argparse.Namespace) -> list[tuple[Shape, Mode]]:
     return found
 
 
+def shuffled(todo: list[tuple[Shape, Mode]], seed: int) -> list[tuple[Shape, Mode]]:
+    """Returns cases in random order, those of one model and method together: they share what the trace remembers."""
+    groups = sorted({(shape.key, mode.method) for shape, mode in todo})
+    place = {group: at for at, group in enumerate(random.Random(seed).sample(groups, len(groups)))}
+    return sorted(todo, key=lambda case: place[case[0].key, case[1].method])
+
+
 def _order(case: tuple[Shape, Mode]) -> tuple[str, int]:
     return case[0].key, MODES.index(case[1])
 
@@ -90,7 +97,7 @@ def main() -> int:
             for shape, mode in wanted
             if (shape.key, str(mode)) not in traced and not why_not(shape, mode) and priced(shape, options)
         ]
-        todo = [] if options.no_trace else random.Random(options.seed).sample(todo, len(todo))
+        todo = [] if options.no_trace else shuffled(todo, options.seed)
         for done, case in enumerate(run_traces(todo, options.results, jobs=options.jobs), start=1):
             traced[case.model, case.mode] = case
             if done % 50 == 0:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import groupby
 from multiprocessing import get_context
 from pathlib import Path
 from time import monotonic
@@ -104,7 +105,8 @@ def _spread(wanted: Sequence[tuple[str, Mode]], jobs: int) -> Iterator[Traced]:
             yield from trace_cases(model, [mode])
         return
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=prepare) as pool:
-        pending = [pool.submit(trace_cases, model, [mode]) for model, mode in wanted]
+        groups = [(model, list(cases)) for model, cases in groupby(wanted, key=lambda case: (case[0], case[1].method))]
+        pending = [pool.submit(trace_cases, model, [mode for _, mode in cases]) for (model, _), cases in groups]
         for future in as_completed(pending):
             yield from future.result()
 

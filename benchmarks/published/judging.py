@@ -144,7 +144,9 @@ class Judge:
 
     @staticmethod
     def _facts(pinned: Pinned) -> LedgerFacts:
-        return replace(ledger_facts(pinned.gpu), stack=pinned.software.stack)
+        facts = replace(ledger_facts(pinned.gpu), stack=pinned.software.stack)
+        context = pinned.software.context_bytes
+        return facts if context is None else replace(facts, context_bytes=context)
 
 
 def _best_metric(record: Record) -> tuple[Metric, int]:

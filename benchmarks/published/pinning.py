@@ -82,7 +82,7 @@ def pin(record: Record) -> Pinned:
         gpus_per_node=gpus,
         nodes=nodes,
         micro_batch_size=micro_batch,
-        gradient_accumulation_steps=max(1, record.whole("grad_accum") or 1),
+        gradient_accumulation_steps=_accumulation(record, sharding, software),
         max_length=length,
         packing=bool(record.fields.get("packing")),
         padding_mask=False,
@@ -243,6 +243,12 @@ def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfi
         reduce_each_micro_batch=software.reduces_each_micro_batch,
         backward_prefetch=sharding.prefetch,
     )
+
+
+def _accumulation(record: Record, sharding: Sharding, software: Software) -> int:
+    """Returns the micro batches of a step; gradients that are only set to zero live as while several accumulate."""
+    steps = max(1, record.whole("grad_accum") or 1)
+    return max(2, steps) if software.zeroes_gradients and sharding.engine in (Engine.SINGLE, Engine.DDP) else steps
 
 
 def _upcasts(record: Record, method: Method, sharding: Sharding) -> bool:

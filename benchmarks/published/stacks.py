@@ -11,6 +11,7 @@ from typing import Any
 
 from memc.facts import load_fact
 from memc.ledger.constants import CrossEntropy, Stack
+from memc.units import MIB
 
 from published.records import Record, Skip, read_yaml
 
@@ -33,6 +34,9 @@ class Software:
         reduce_fp32: Whether they are reduced in fp32.
         partitions_at_load: Whether ZeRO-3 cuts weights while they are loaded.
         counts_loading: Whether the counter of memory was not reset after loading.
+        zeroes_gradients: Whether gradients are set to zero after a step rather than let go of (torch before 2.0).
+        context_bytes: CUDA context that the source states, or that kernels loaded at once need (torch before 2.0);
+            None when the card's own figure stands.
         plain_deepspeed: Whether DeepSpeed runs with its own defaults rather than those that transformers fills in.
     """
 
@@ -48,6 +52,8 @@ class Software:
     partitions_at_load: bool = True
     counts_loading: bool = False
     plain_deepspeed: bool = False
+    zeroes_gradients: bool = False
+    context_bytes: int | None = None
 
 
 def read_software(record: Record) -> Software:
@@ -58,7 +64,8 @@ def read_software(record: Record) -> Software:
     """
     entry = _entry(record)
     versions = entry.get("versions", {})
-    version = _version(str(versions.get("transformers", ""))) or _stated_version(record)
+    version = _version(str(versions.get("transformers", ""))) or _stated_version(record, "transformers")
+    torch = _version(str(versions.get("torch", ""))) or _stated_version(record, "torch")
     return Software(
         name=str(entry.get("name", "")),
         transformers=version,
@@ -71,6 +78,8 @@ def read_software(record: Record) -> Software:
         partitions_at_load=bool(entry.get("partitions_at_load", True)),
         counts_loading=bool(entry.get("counts_loading", False)),
         plain_deepspeed=bool(entry.get("plain_deepspeed", False)),
+        zeroes_gradients=torch is not None and torch < (2,),
+        context_bytes=_stated_context(record, torch),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )
 
@@ -119,8 +128,17 @@ def _before(version: tuple[int, ...] | None, fact: str) -> bool:
     return version is not None and since is not None and version < since
 
 
-def _stated_version(record: Record) -> tuple[int, ...] | None:
-    found = re.search(r"transformers[ =<>~]*(\d+(?:\.\d+)+)", record.text("versions"))
+def _stated_context(record: Record, torch: tuple[int, ...] | None) -> int | None:
+    """Returns the CUDA context that a record's metric states, else that of a torch that loads all kernels at once."""
+    if found := re.search(r"context ~?(\d+) ?mi?b\b", record.text("metric")):
+        return int(found.group(1)) * MIB
+    if torch is not None and torch < (2,):
+        return int(load_fact("cuda.context_eager_loading_bytes").value)
+    return None
+
+
+def _stated_version(record: Record, package: str) -> tuple[int, ...] | None:
+    found = re.search(rf"\b{package}[ =<>~]*(\d+(?:\.\d+)+)", record.text("versions"))
     return _version(found.group(1)) if found else None
 
 
