@@ -12,7 +12,7 @@ from memc.errors import Location, usage_error
 from memc.facts.architectures import architecture_keys, ledger_described, unpriced
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
-from memc.facts.programs import program_text
+from memc.facts.programs import program_sizes, program_text
 from memc.facts.records import ModelFacts, Objective
 from memc.facts.stacks import describe, main_stack, other_stacks
 
@@ -171,6 +171,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
     tied = bool(names.switches["tied"])
     head_bias = bool(names.switch(head["bias"]))
     head_weight = 0 if tied else names.size(head["weight"])
+    tail = program_text(described.main.architecture.get("tail", ""), "tail")
     return ModelFacts(
         key=key,
         model_type=model_type,
@@ -200,7 +201,9 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         other_stacks=other_stacks(described),
         before=main.before,
         unpriced=unpriced(architecture, names),
-        tail=program_text(described.main.architecture.get("tail", ""), "tail"),
+        tail=tail,
+        tail_sizes=program_sizes(tail, described.main.names, {}),
+        embedding_dropout=bool(described.main.names.switches.get("embedding_dropout")),
     )
 
 

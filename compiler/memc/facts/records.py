@@ -375,6 +375,8 @@ class ModelFacts:
             nothing does.
         unpriced: Why the ledger's closed forms do not hold for it, as the end of a sentence; empty when they do.
         tail: What comes after the layers, as a program: final norm, head, loss (specs/README.md).
+        embedding_dropout: Whether the embedding's output passes through dropout.
+        tail_sizes: What the names in `tail` stand for: whole numbers, and switches as 0 or 1.
     """
 
     key: str
@@ -406,6 +408,8 @@ class ModelFacts:
     before: Block | None = None
     unpriced: str = ""
     tail: str = ""
+    embedding_dropout: bool = False
+    tail_sizes: tuple[tuple[str, int], ...] = ()
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

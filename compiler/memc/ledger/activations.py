@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memc.config import Attention, LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts
 from memc.ledger.bill import Bill
-from memc.ledger.blockrun import LayerMode, LayerRun, layer_run, situation, tail_run
+from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation, tail_run
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.layer import layer_mode, saved_per_token, shapes_of
 from memc.ledger.peaks import Peaks, Shapes, Sum
+from memc.ledger.places import Place, places
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
@@ -119,17 +120,17 @@ def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool) -
     )
 
 
-_RUNS: dict[int, tuple[ModelFacts, tuple[Block, ...]]] = {}
-
-
 def _blocks(model: ModelFacts) -> tuple[Block, ...]:
-    """Returns the block of every layer; equal ones are the same object, so that each is run once."""
-    found = _RUNS.get(id(model))
-    if found is None or found[0] is not model:
-        known: dict[Block, Block] = {}
-        blocks = tuple(known.setdefault(group.block, group.block) for group in model.groups for _ in range(group.count))
-        found = _RUNS[id(model)] = (model, blocks)
-    return found[1]
+    """Returns the block of every layer of all stacks; equal ones are the same object, so that each is run once."""
+    return tuple(place.block for place in places(model) if place.index >= 0)
+
+
+_GIVEN = ("source", "position_bias", "cross_bias")
+
+
+def _is_given_more(block: Block) -> bool:
+    """Returns whether a layer's program names something that other stacks or all layers share."""
+    return any(name in block.forward for name in _GIVEN)
 
 
 class Pile:
@@ -138,28 +139,47 @@ class Pile:
     Attributes:
         layers: The layers.
         shapes: Shape variables of a micro batch.
+        before: Entries at the bottom that are no layers.
     """
 
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
         self.shapes = shapes_of(mode, config.micro_batch_size)
         every = config.checkpoint_every
-        known: dict[tuple[int, bool, bool, int], Layer] = {}
+        known: dict[tuple[int, str, bool, bool, int, int], Layer] = {}
         layers: list[Layer] = []
         item = mode.types.stream
-        for index, block in enumerate(_blocks(model)):
-            checkpointed = bool(every) and index % every == 0
-            reached = index > 0 or mode.trains or bool(every)
-            key = (id(block), checkpointed, reached, item)
+        for place in places(model):
+            checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
+            reached = not place.lowest or mode.trains or bool(every)
+            item = mode.types.stream if place.first else item
+            key = (id(place.block), place.unit, checkpointed, reached, item, place.gives)
             if key not in known:
-                around = situation(
-                    block, mode, batch=config.micro_batch_size, input_needs_grad=reached, input_item=item
-                )
-                known[key] = _layer(
-                    layer_run(block, mode, around), self.shapes, checkpointed, config.checkpoint_offload
-                )
+                around = self._around(place, config, mode, reached=reached, item=item)
+                run = layer_run(place.block, mode, around)
+                layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload)
+                given = place.gives * layer.output_item * self.shapes.of(place.unit)
+                known[key] = replace(layer, waits=layer.waits + given)
             layers.append(known[key])
             item = known[key].output_item
         self.layers = tuple(layers)
+        self.before = 0 if places(model)[0].index == 0 else 1
+
+    def _around(self, place: Place, config: TrainingConfig, mode: LayerMode, *, reached: bool, item: int) -> Situation:
+        """Returns what surrounds the layer of a place."""
+        batch = config.micro_batch_size
+        around = situation(place.block, mode, batch=batch, input_needs_grad=reached, input_item=item)
+        pairs = f"{place.rows}*{place.rows}"
+        return (
+            replace(
+                around,
+                unit=place.unit,
+                mask_unit=f"B*{pairs}" if mode.mask else pairs,
+                source_unit=place.source_unit or place.unit,
+                source_width=place.source_width,
+            )
+            if _is_given_more(place.block)
+            else replace(around, unit=place.unit, mask_unit=f"B*{pairs}" if mode.mask else pairs)
+        )
 
     def below(self, index: int) -> tuple[int, int, int, int]:
         """Returns what the layers below one leave: activations, checkpoints, cached and kept weight copies."""
@@ -188,11 +208,11 @@ class Pile:
 
     def pattern(self) -> int:
         """Returns how many layers at each end stand for all: those of one pattern, or half where none repeats."""
-        layers = [id(layer) for layer in self.layers[1:]]
+        layers = [id(layer) for layer in self.layers[self.before + 1 :]]
         half = max(1, len(self.layers) // 2)
         for length in range(1, half):
             if layers[length:] == layers[:-length]:
-                return length
+                return length + self.before
         return half
 
     def backward_totals(self) -> list[int]:
@@ -322,8 +342,8 @@ def _backward(bill: Bill, pile: Pile) -> None:
     """Books the backward of the layer where most is alive, at the upper and at the lower end of the layers.
 
     What is alive changes by the same amount from one run of a pattern of layers to the next, so that one of the ends
-    has the most. The static part of the bill holds no layer's weight gradients at the first of these moments, and all but those of
-    the lowest layer at the second.
+    has the most. The static part of the bill holds no layer's weight gradients at the first of these moments, and all
+    but those of the lowest layer at the second.
     """
     totals = pile.backward_totals()
     ends = pile.pattern()
@@ -411,7 +431,16 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
     checkpointed = any(layer.checkpointed for layer in pile.layers)
     mask, text = _mask(model, config, mode)
     columns = 3 if config.padding_mask else 2
+    biases = _shared_biases(model, mode, pile.shapes)
     for moment in whole_step:
+        bill.add(
+            "shared-attention-biases",
+            Account.ACTIVATIONS,
+            biases,
+            moment,
+            lambda: f"one number of {mode.types.compute} B per head and pair of positions, for each kind of attention",
+            _SOURCE,
+        )
         bill.add(
             "rotary-tables",
             Account.ACTIVATIONS,
@@ -422,6 +451,16 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         )
         if checkpointed or moment is Moment.FORWARD:
             bill.add("attention-mask", Account.ACTIVATIONS, mask, moment, lambda: text, _SOURCE)
+    if model.embedding_dropout and (mode.trains or config.checkpoint_every):
+        for moment in (*whole_step, Moment.BACKWARD_EMBEDDING):
+            bill.add(
+                "embedding-dropout-mask",
+                Account.ACTIVATIONS,
+                model.hidden_size * config.micro_batch_tokens,
+                moment,
+                lambda: f"1 B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens",
+                _SOURCE,
+            )
     for moment in (*whole_step, Moment.BACKWARD_EMBEDDING, Moment.STEP):
         bill.add(
             "batch",
@@ -431,6 +470,19 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
             lambda: f"{columns} x {_BATCH_BYTES} B x {config.micro_batch_tokens} tokens: ids, labels, padding mask",
             "transformers data collator",
         )
+
+
+def _shared_biases(model: ModelFacts, mode: LayerMode, shapes: Shapes) -> int:
+    """Returns the attention biases that the first layer of a stack makes for all of them."""
+    sizes = {}
+    for place in places(model):
+        heads, rows = place.block.attention.heads, shapes.of(place.rows)
+        if "position_bias" in place.block.forward:
+            sizes["own", place.unit, place.block.attention.causal] = heads * rows * rows
+        if "cross_bias" in place.block.forward:
+            columns = shapes.of(place.source_unit.removeprefix("B*"))
+            sizes["cross", place.unit, True] = heads * rows * columns
+    return mode.types.compute * sum(sizes.values())
 
 
 def _mask(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> tuple[int, str]:

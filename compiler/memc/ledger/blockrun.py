@@ -438,6 +438,7 @@ def _tail_forward(
         head.bias = Weight("head bias", model.vocab_size, 1, types.weight, trained=mode.trains)
     names = {
         **_mode_names(mode, Situation()),
+        **dict(model.tail_sizes),
         "hidden": model.hidden_size,
         "chunked": chunked,
         "tile_tokens": tile[0],

@@ -122,7 +122,7 @@ class Peaks:
 
     def largest(self, shapes: Shapes) -> Sum:
         """Returns the largest sum for given shapes."""
-        return max(self.sums, key=lambda one: one.bytes(shapes))
+        return max(self.sums, key=lambda one: one.bytes(shapes), default=Sum((), 0))
 
     def alive(self, at: Sum) -> tuple[Storage, ...]:
         """Returns the storages that a sum is made of."""
