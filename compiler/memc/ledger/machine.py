@@ -318,7 +318,7 @@ class Machine:
         if not targets:
             self.release(value)
             return
-        values = value if len(targets) > 1 else (value,)
+        values = value if len(targets) > 1 and isinstance(value, tuple) else (value,)
         if len(values) != len(targets):
             raise ProgramError(f"{', '.join(targets)} are given {len(values)} values")
         for target, one in zip(targets, values, strict=True):
