@@ -99,7 +99,7 @@ _SAME_ALGORITHM = (
 def _touches() -> dict[str, Touch]:
     """Returns what each setting touches: what the ladder's techniques say of theirs, and the table of the others."""
     table: dict[str, Touch] = {}
-    for technique in LADDER:
+    for technique in sorted(LADDER, key=lambda item: item.fidelity is Fidelity.NUMERICS):  # the stronger one last
         touch = Touch.NUMERICS if technique.fidelity is Fidelity.NUMERICS else Touch.MEMORY
         table |= dict.fromkeys(DIMENSION_SETTINGS[technique.dimension], touch)
     for touch, names in _OTHER_SETTINGS.items():
