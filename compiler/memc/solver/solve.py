@@ -96,7 +96,7 @@ def choose(machine: Machine) -> Timed | None:
     """
     space = machine.space()
     if machine.question.loaded.spec.objective is not Objective.LOWEST_RUNG:
-        return _best(_timed(machine, space.fitting()))
+        return _fastest(machine)
     for rung in space.rungs:
         by_preference: dict[tuple[int, int], list[tuple[Frame, Shape]]] = {}
         for frame, shape in space.fitting(rung):
@@ -106,6 +106,28 @@ def choose(machine: Machine) -> Timed | None:
             if best is not None:
                 return best
     return None
+
+
+def _fastest(machine: Machine) -> Timed | None:
+    """Returns the best of the whole space by time alone.
+
+    Lines whose smallest micro-batch fits are timed, and asked for their memory in the order of their time, until what
+    follows is slower than the tie-break allows.
+    """
+    space, budget = machine.space(), machine.question.budget
+    possible = [
+        (frame, shape)
+        for frame, line in space.pairs()
+        if frame.bound(line.shapes[0]).within(budget) and frame.totals(line.shapes[0]).within(budget)
+        for shape in line.shapes
+    ]
+    close: list[Timed] = []
+    for entry in sorted(_timed(machine, possible), key=lambda entry: entry.seconds_per_sample):
+        if close and entry.seconds_per_sample > close[0].seconds_per_sample * TIE_SHARE:
+            break
+        if entry.frame.totals(entry.shape).within(budget):
+            close.append(entry)
+    return _best(close)
 
 
 def _preference(machine: Machine, frame: Frame) -> tuple[int, int]:
