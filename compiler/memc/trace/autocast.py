@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,17 +11,32 @@ import torch
 from torch.utils._pytree import tree_map
 
 # The lists of torch/include/ATen/autocast_mode.h whose operators the CPU's autocast leaves alone: AT_FORALL_FP32,
-# AT_FORALL_FP32_SET_OPT_DTYPE and, of AT_FORALL_LOWER_PRECISION_FP, what is no matrix product of its own.
+# AT_FORALL_FP32_SET_OPT_DTYPE and AT_FORALL_LOWER_PRECISION_FP.
 _IN_FP32 = (
     *("acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh"),
     *("tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm"),
     *("rms_norm", "group_norm", "cosine_similarity", "dist", "pdist", "renorm", "logsumexp"),
+    *("upsample_nearest1d", "upsample_nearest2d", "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d"),
 )
 _IN_FP32_UNLESS_TOLD = (
     *("prod", "prod.dim_int", "softmax.int", "log_softmax.int", "cumprod", "cumsum", "linalg_vector_norm", "sum"),
     "sum.dim_IntList",
 )
-_IN_HALF = ("einsum",)
+_IN_HALF = ("einsum", "mv", "addmv", "addr", "chain_matmul", "linalg_multi_dot", "_convolution", "convolution")
+# What only the CPU's autocast casts: on CUDA the operators that these are made of are reached, or nothing is cast.
+_LEFT_ALONE = (
+    *(
+        "cross_entropy_loss",
+        "cat",
+        "stack",
+        "avg_pool3d",
+        "adaptive_avg_pool3d",
+        "reflection_pad1d",
+        "reflection_pad2d",
+    ),
+    *("replication_pad1d", "replication_pad2d", "replication_pad3d", "polar", "view_as_complex", "index_copy", "stft"),
+    *("grid_sampler_2d", "grid_sampler_3d", "fft_fft", "fft_rfft", "fft_irfft", "quantile"),
+)
 
 _Kernel = Callable[..., Any]
 
@@ -30,13 +46,21 @@ def cuda_autocast() -> Iterator[None]:
     """Makes autocast on the CPU cast what it casts on CUDA, for a while."""
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
-        for names, wrap in ((_IN_FP32, _in_fp32), (_IN_FP32_UNLESS_TOLD, _in_fp32_unless_told), (_IN_HALF, _in_half)):
-            for name in names:
-                if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
-                    library.impl(name, wrap(_operator(name)), "AutocastCPU")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _register(library)
         yield
     finally:
         library._destroy()
+
+
+def _register(library: Any) -> None:
+    for names, wrap in ((_IN_FP32, _in_fp32), (_IN_FP32_UNLESS_TOLD, _in_fp32_unless_told), (_IN_HALF, _in_half)):
+        for name in names:
+            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "AutocastCPU"):
+                library.impl(name, wrap(_operator(name)), "AutocastCPU")
+    for name in _LEFT_ALONE:
+        library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
 
 
 def _operator(name: str) -> Any:

@@ -154,7 +154,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def hook(module: torch.nn.Module, args: object, output: object) -> None:
             place = self._entered.pop()
             for value in (output,) if isinstance(output, torch.Tensor) else tree_iter(output):
-                node = value.grad_fn if isinstance(value, torch.Tensor) else None
+                node: Any = value.grad_fn if isinstance(value, torch.Tensor) else None
                 if node is not None and _SEEN not in node.metadata:
                     node.metadata[_SEEN] = True
                     node.register_prehook(self._arrive(place))
