@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from memc.certify.request import offloads, untraceable
 from memc.config import Engine, TrainingConfig
 from memc.driver import Answer
 from memc.errors import ExitCode, MemcError, usage_error
+from memc.ledger import Estimator, ledger_facts
 from memc.ledger.entries import Account, ResourceLedger
 from memc.ledger.traced import Comparison, compare, without_trace
 from memc.plan import Plan
@@ -47,11 +49,11 @@ def command(spec: Path, modules: int, timeout: float, as_json: bool) -> None:
     request = trace_request(config, answer.loaded.spec.model, answer.loaded.path.parent, answer.result.gpu)
     step = _trace(request, timeout)
     found = compare(bill, step_of(step), interval_share())
-    unseen = untraceable(request)
+    unseen = untraceable(replace(request, config=_config_of(answer)))
     if as_json:
         click.echo(json.dumps(_document(answer, step, found, unseen), indent=2, sort_keys=True, ensure_ascii=False))
     else:
-        for line in (*_verdict(answer, found, config, unseen), *_lines(config, step, found, bill, unseen, modules)):
+        for line in (*_verdict(answer, found, config, unseen), *_lines(config, step, found, bill, modules)):
             click.echo(line)
     budget = answer.result.budget.gpu_bytes
     fits = bool(unseen) or (isinstance(answer.result, Plan) and found.traced_required_bytes <= budget)
@@ -59,11 +61,22 @@ def command(spec: Path, modules: int, timeout: float, as_json: bool) -> None:
 
 
 def _traced_side(answer: Answer) -> tuple[TrainingConfig, ResourceLedger]:
-    """Returns the configuration to trace, and its closed forms; of a refusal, those of the nearest configuration."""
+    """Returns the configuration to trace, and its closed forms; of a refusal, those of the nearest configuration.
+
+    Checkpoints that would wait in host memory are left on the GPU on both sides.
+    """
     result = answer.result
-    if isinstance(result, Plan):
-        return result.config, without_trace(result.ledger.gpu)
-    return result.closest_config, without_trace(result.closest_ledger.gpu)
+    config = _config_of(answer)
+    bill = (result.ledger if isinstance(result, Plan) else result.closest_ledger).gpu
+    if config.checkpoint_offload:
+        config = replace(config, checkpoint_offload=False)
+        bill = Estimator(result.model, ledger_facts(result.gpu)).ledger(config).gpu
+    return config, without_trace(bill)
+
+
+def _config_of(answer: Answer) -> TrainingConfig:
+    result = answer.result
+    return result.config if isinstance(result, Plan) else result.closest_config
 
 
 def _trace(request: Request, timeout: float) -> dict[str, Any]:
@@ -124,12 +137,11 @@ def _lines(
     step: Mapping[str, Any],
     found: Comparison,
     bill: ResourceLedger,
-    unseen: str,
     modules: int,
 ) -> Iterator[str]:
     """Yields the report for people, below its verdict."""
     yield ""
-    if not unseen or config.engine is Engine.DDP:
+    if config.engine in (Engine.SINGLE, Engine.DDP):
         yield from _phase_table(step, found)
     else:
         yield from _activation_table(step, bill)
@@ -166,8 +178,9 @@ def _verdict(answer: Answer, found: Comparison, config: TrainingConfig, unseen: 
         if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
             rest = "the rest, offload included," if offloads(config) else "the rest"
             yield f"  traced is one rank's forward and backward with whole weights; {rest} is the ledger's alone"
-        if config.engine is not Engine.DDP:
             return
+    if _config_of(answer).checkpoint_offload:
+        yield "  traced are checkpoints that stay on the GPU; so is the ledger beside them"
     peak, budget = found.peak, answer.result.budget.gpu_bytes
     yield (
         f"TRACED: {format_gib(peak.traced_bytes)} allocated in phase {peak.phase}; the closed forms say "
@@ -175,6 +188,8 @@ def _verdict(answer: Answer, found: Comparison, config: TrainingConfig, unseen: 
     )
     if not found.agrees:
         yield f"  that is more than the {format_gib(found.interval_bytes)} they are taken to be good for: use the trace"
+    if _config_of(answer).checkpoint_offload:
+        return
     fits = "FITS" if found.traced_required_bytes <= budget else "DOES NOT FIT"
     yield f"{fits}: {format_gib(found.traced_required_bytes)} of {format_gib(budget)}, CUDA context included"
 
