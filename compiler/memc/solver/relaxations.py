@@ -82,7 +82,7 @@ class _Variations:
                 question.given_samples,
                 question.evaluation_samples,
             )
-            return self._rebuild(varied_question, estimator)
+            return self._rebuild(varied_question.with_margin(question.margin_bytes), estimator)
         except MemcError:
             return None
 
@@ -116,6 +116,8 @@ def _memory(machine: Machine) -> list[Relaxation]:
         lambda need: need.gpu,
         budget.gpu_bytes,
     )
+    if gpu is not None:
+        gpu += machine.question.margin_bytes  # of any target, so much is kept free
     if gpu is not None and gpu <= budget.capacity_bytes:
         found.append(
             Relaxation(

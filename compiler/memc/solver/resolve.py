@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memc.config import (
     Attention,
@@ -51,6 +51,7 @@ class Question:
         evaluation_samples: Samples of one evaluation; None when unknown.
         length_share: Mean tokens of a sequence over max_length, at most 1.
         assumptions: Sentences about what the spec left open.
+        margin_bytes: What of each GPU's budget is kept free beyond the reserve; the budget is without it.
     """
 
     loaded: LoadedSpec
@@ -67,6 +68,12 @@ class Question:
     evaluation_samples: int | None
     length_share: float
     assumptions: tuple[str, ...]
+    margin_bytes: int = 0
+
+    def with_margin(self, margin_bytes: int) -> Question:
+        """Returns the question with so much more of each GPU's budget kept free."""
+        left = max(0, self.budget.gpu_bytes - margin_bytes)
+        return replace(self, budget=replace(self.budget, gpu_bytes=left), margin_bytes=self.margin_bytes + margin_bytes)
 
 
 def resolve(

@@ -40,10 +40,7 @@ def machine_for(
     """
     facts = ledger_facts(gpu)
     question = resolve(loaded, model, gpu, facts, samples, evaluation_samples)
-    if margin_bytes:
-        left = max(0, question.budget.gpu_bytes - margin_bytes)
-        question = replace(question, budget=replace(question.budget, gpu_bytes=left))
-    return machine_of(question, Estimator(model, facts))
+    return machine_of(question.with_margin(margin_bytes), Estimator(model, facts))
 
 
 def machine_of(question: Question, estimator: Estimator) -> Machine:
