@@ -12,9 +12,9 @@ from lawmaker import SpecDict, changed, machine_of, rung_of, solved, specs
 from memc.errors import MemcError
 from memc.ladder import LADDER, technique_names
 from memc.plan import Infeasible, Plan, Verdict
+from memc.solver.frames import Frame, Shape
 from memc.solver.search import Machine
 from memc.solver.solve import TIE_SHARE, changed_numerics, choose
-from memc.solver.space import Frame, Shape
 from memc.solver.timed import Timed
 from memc.spec import Objective
 from memc.units import GIB

@@ -11,10 +11,10 @@ from memc.config import TrainingConfig
 from memc.errors import MemcError
 from memc.ladder import LADDER, Dimension, Technique
 from memc.ledger import Estimator
+from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.solve import TIE_SHARE, changed_numerics, choose
-from memc.solver.space import Candidate
 from memc.spec import Objective
 
 few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])

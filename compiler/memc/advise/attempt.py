@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memc.config import TrainingConfig
+from memc.solver.frames import Totals
 from memc.solver.search import Machine
 from memc.solver.timed import Timed
-from memc.solver.space import Totals
 from memc.units import format_gib, format_seconds
 
 

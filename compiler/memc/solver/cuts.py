@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from memc.ladder import Technique
 from memc.ledger.entries import Account
 from memc.plan import Infeasible, Plan
+from memc.solver.frames import Candidate
 from memc.solver.solve import machine_for
-from memc.solver.space import Candidate
 from memc.spec import LoadedSpec
 
 

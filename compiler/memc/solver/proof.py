@@ -5,10 +5,10 @@ from __future__ import annotations
 from memc.ladder import LADDER
 from memc.ledger import Account, Ledger, Resource
 from memc.plan import Infeasible, Relaxation
+from memc.solver.frames import Candidate
 from memc.solver.relaxations import Rebuild, relaxations
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
-from memc.solver.space import Candidate
 from memc.solver.trail import trail
 from memc.solver.warnings import SPILLS, may_spill, pinned_bytes
 from memc.units import format_gib, format_seconds

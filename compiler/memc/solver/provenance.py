@@ -11,9 +11,9 @@ from memc.config import Engine, LossHead, Method, Optimizer, Task, TrainingConfi
 from memc.facts import AttentionFacts, Block, Fact, GpuFacts, MlpFacts, ModelFacts, load_fact
 from memc.ladder import Dimension, Technique
 from memc.plan import Provenance
+from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
-from memc.solver.space import Candidate
 
 _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
     Dimension.METHOD: (("peft_config.json", "r"), ("peft_config.json", "target_modules"), ("train.py", "METHOD")),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memc.clock import StepTime
 from memc.ladder import Dimension
 from memc.plan import TrailStep, Verdict
+from memc.solver.frames import Shape
 from memc.solver.search import Machine
-from memc.solver.space import Shape
 from memc.solver.timed import Timed
 from memc.units import format_gib, format_seconds
 

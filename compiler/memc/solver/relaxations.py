@@ -11,9 +11,9 @@ from memc.errors import MemcError
 from memc.ladder import with_micro_batch
 from memc.ledger.estimate import Estimator
 from memc.plan import Relaxation
+from memc.solver.frames import Totals
 from memc.solver.resolve import Question, host_bytes_for, resolve
 from memc.solver.search import Machine
-from memc.solver.space import Totals
 from memc.spec import LoadedSpec, Size, Spec
 from memc.spec_checks import contradictions
 from memc.spec_values import MAX_SIZE_BYTES

@@ -9,8 +9,9 @@ from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, with_micro_batch
 from memc.ledger.estimate import Estimator
+from memc.solver.frames import Candidate, Totals
 from memc.solver.resolve import Question
-from memc.solver.space import Candidate, Space, Totals
+from memc.solver.space import Space
 
 
 class Machine:

@@ -10,12 +10,12 @@ from memc.config import Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
+from memc.solver.frames import Frame, Shape
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
 from memc.solver.reasons import reasons
 from memc.solver.resolve import Question, resolve, run_settings
 from memc.solver.search import Machine
-from memc.solver.space import Frame, Shape
 from memc.solver.timed import Timed
 from memc.solver.trail import trail
 from memc.solver.warnings import warnings

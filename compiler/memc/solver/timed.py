@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memc.clock import StepTime
 from memc.config import TrainingConfig
-from memc.solver.space import Candidate, Frame, Shape
+from memc.solver.frames import Candidate, Frame, Shape
 
 
 @dataclass(frozen=True, slots=True)

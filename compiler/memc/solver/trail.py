@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memc.ladder import LADDER, Technique
 from memc.plan import TrailStep, Verdict
+from memc.solver.frames import Candidate
 from memc.solver.search import Machine
-from memc.solver.space import Candidate
 from memc.units import format_gib, format_seconds
 
 AS_ASKED = "as asked"

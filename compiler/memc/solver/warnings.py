@@ -8,9 +8,9 @@ from memc.clock import StepTime
 from memc.config import Attention, Precision
 from memc.ledger import Ledger
 from memc.solver.combinations import combination_warnings
+from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
-from memc.solver.space import Candidate
 from memc.units import format_gib
 
 _SLOW_OFFLOAD_SHARE = 0.5
