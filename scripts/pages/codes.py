@@ -33,19 +33,22 @@ class UnresolvedCodeError(Exception):
 
 @dataclass
 class _Module:
-    """One file: its nodes, the functions around each, and the parameters of what it defines."""
+    """One file: its nodes, the functions around each, the parameters of what it defines, and what lies in functions."""
 
     path: Path
     tree: ast.Module
     nodes: list[ast.AST] = field(default_factory=list)
     owners: dict[int, list[Function]] = field(default_factory=dict)
     definitions: dict[str, dict[str, int]] = field(default_factory=dict)
+    inner: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._own(self.tree, [])
         for node in self.nodes:
             if isinstance(node, Function):
                 self.definitions[node.name] = _text_parameters(node)
+                if self.owners[id(node)]:
+                    self.inner.add(node.name)
             elif isinstance(node, ast.ClassDef):
                 self.definitions[node.name] = {name: at for at, name in enumerate(_field_names(node))}
 
@@ -93,14 +96,15 @@ class _Reader:
     def _taking(self, name: str, seen_from: _Module) -> dict[str, int]:
         """Returns callables with a parameter or field called `name`, and its position (-1: keyword only).
 
-        What the module that it is seen from defines hides everything of the same name elsewhere.
+        What the module that it is seen from defines hides everything of the same name elsewhere; a function inside a
+        function is seen in its own module alone.
         """
         others = (module for module in self.modules if module is not seen_from)
         found = {
             called: names[name]
             for module in others
             for called, names in module.definitions.items()
-            if name in names and called not in seen_from.definitions
+            if name in names and called not in seen_from.definitions and called not in module.inner
         }
         own = seen_from.definitions.items()
         return found | {called: names[name] for called, names in own if name in names}

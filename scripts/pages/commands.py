@@ -48,7 +48,7 @@ def _command(name: str) -> click.Command:
 
 def _section(name: str, entry: dict[str, Any]) -> str:
     command = _command(name)
-    context = click.Context(command, info_name=f"memc {name}")
+    context = click.Context(command, info_name=f"memc {name}", help_option_names=["-h", "--help"])
     usage = command.get_usage(context).removeprefix("Usage: ")
     parts = [heading(2, f"memc {name} {{ #{name} }}"), fenced(usage), f"{command.help or ''}\n"]
     options = [_option(option, context) for option in command.params if isinstance(option, click.Option)]
