@@ -231,7 +231,9 @@ def test_nothing_is_written_as_fitting_when_no_traced_plan_fits() -> None:
     assert refusal.causes[0].startswith("traced, ")
     assert refusal.budget == first.budget
     assert refusal.shortfall_bytes > 0
-    assert [item.input for item in refusal.relaxations] == ["memory.target"]
+    inputs = [item.input for item in refusal.relaxations]
+    assert inputs[0] == "memory.target"
+    assert len(set(inputs)) == len(inputs)
     assert settled.traces == ()
 
 

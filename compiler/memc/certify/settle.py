@@ -223,7 +223,7 @@ def _refused(result: Infeasible, search: _Search) -> Infeasible:
         budget=budget,
         shortfall_bytes=search.least_bytes - budget.gpu_bytes,
         causes=(*search.reasons, *result.causes),
-        relaxations=(target,),
+        relaxations=(target, *(item for item in result.relaxations if item.input != target.input)),
     )
 
 
