@@ -23,7 +23,7 @@ class Row:
 
     Attributes:
         card: Catalogue key.
-        count: GPUs in the node.
+        count: GPUs in a node; there are as many nodes as the spec has.
         capacity_bytes: What torch sees of one.
         usd_per_gpu_hour: Price that money is counted with; None when unknown.
         plan: In short; None when nothing fits.
@@ -105,7 +105,7 @@ def survey(desk: Desk, counts: Sequence[int], costs: Costs) -> Survey:
 
     Args:
         desk: The spec.
-        counts: GPUs in one node; the spec's own count is added.
+        counts: GPUs in each node; the spec's own count is added, its nodes stay.
         costs: The user's figures.
 
     Raises:
@@ -121,7 +121,7 @@ def survey(desk: Desk, counts: Sequence[int], costs: Costs) -> Survey:
             "a missed deadline costs money only when the spec has one: time.budget is no duration",
             hint="write time: {budget: 24h} in the spec, or leave --deadline-cost out",
         )
-    card, count = desk.gpu.key, spec.hardware.count
+    card, count, nodes = desk.gpu.key, spec.hardware.count, spec.hardware.nodes
     as_is = desk.attempt(own_or_other_card(desk, desk.gpu, usd_per_gpu_hour=costs.gpu_hour.get(card)))
     unlimited = as_is
     if as_is.best is None and limit is not None:
@@ -132,7 +132,11 @@ def survey(desk: Desk, counts: Sequence[int], costs: Costs) -> Survey:
     late = shortfall.sentence if own is not None and shortfall is not None else None
     rows, skipped = _priced(desk, sorted({*counts, count}), costs)
     offers = [
-        Offer(card=row.card, bought=row.count if row.card != card else max(0, row.count - count), plan=row.plan)
+        Offer(
+            card=row.card,
+            bought=nodes * (row.count if row.card != card else max(0, row.count - count)),
+            plan=row.plan,
+        )
         for row in rows
         if row.plan is not None and (row.card, row.count) != (card, count)
     ]
@@ -140,7 +144,7 @@ def survey(desk: Desk, counts: Sequence[int], costs: Costs) -> Survey:
         gains = {
             (offer.card, offer.plan.config.world_size): break_even(own, offer, costs, deadline) for offer in offers
         }
-        rows = [_with_break_even(row, gains.get((row.card, row.count))) for row in rows]
+        rows = [_with_break_even(row, gains.get((row.card, row.count * nodes))) for row in rows]
     best = unlimited.best
     return Survey(
         card=card,
@@ -168,7 +172,7 @@ def _priced(desk: Desk, counts: Sequence[int], costs: Costs) -> tuple[list[Row],
     skipped: list[Skipped] = []
     possible: list[int] = []
     for count in counts:
-        wrong = contradictions(with_count(desk.spec, count))
+        wrong = contradictions(with_count(desk.spec, count, desk.spec.hardware.nodes))
         skipped += [Skipped(card="", count=count, code=item.code, reason=item.message) for item in wrong[:1]]
         possible += [] if wrong else [count]
     for listed in gpu_rows():
@@ -176,7 +180,8 @@ def _priced(desk: Desk, counts: Sequence[int], costs: Costs) -> tuple[list[Row],
         spec = own_or_other_card(desk, listed.facts, usd_per_gpu_hour=price)
         for count in possible:
             try:
-                rows.append(_row(listed.facts, count, desk.attempt(with_count(spec, count), gpu=listed.facts)))
+                varied = with_count(spec, count, desk.spec.hardware.nodes)
+                rows.append(_row(listed.facts, count, desk.attempt(varied, gpu=listed.facts)))
             except MemcError as error:
                 # What is unknown of a card, or contradicts it, is so whatever the count.
                 reason = refused(error.diagnostics[0]).sentence
