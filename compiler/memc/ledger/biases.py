@@ -28,6 +28,32 @@ def masked_bias(machine: Machine, bias: Tensor) -> Tensor:
 
 
 @operation
+def biases_of_samples(machine: Machine, bias: Tensor, learns: int) -> Tensor:
+    """Returns a bias where a sample's padding mask allows it, and the lowest number elsewhere, for every sample.
+
+    Args:
+        machine: The machine.
+        bias: The bias, the same for all samples.
+        learns: Whether a gradient is computed for it though nothing needs one.
+
+    Source: transformers 5.24.0 integrations/sdpa_attention.py create_position_bias_mask; derivatives.yaml where.
+    """
+    unit, width, item = bias.unit, bias.width, bias.item
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        of_each = machine.new(f"B*{unit}", width, item, "gradient of masked biases")
+        summed = machine.new(("several", unit), width, item, "gradient of bias, summed over samples")
+        machine.release(of_each)
+        return [summed]
+
+    ends = machine.leaf(None, lambda machine, gradients: []) if learns and machine.grad else None
+    node = machine.track([bias if bias.node is not None else ends], [], backward)
+    out = machine.new(f"B*{unit}", width, item, "masked biases")
+    machine.produce(node, out)
+    return out
+
+
+@operation
 def copied_bias(machine: Machine, bias: Tensor) -> Tensor:
     """Returns a bias in the order of its dimensions: a copy. Source: torch Tensor.contiguous."""
     return unary(machine, bias, "bias by heads", passes=True)
