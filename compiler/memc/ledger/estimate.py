@@ -12,7 +12,7 @@ from memc.ledger.constants import LedgerFacts
 from memc.ledger.context import context_entries
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Entry, Ledger, Resource, resource_ledger
-from memc.ledger.fsdp import fsdp_parameter_entries, fsdp_state_entries
+from memc.ledger.fsdp import fsdp_head_entries, fsdp_parameter_entries, fsdp_state_entries
 from memc.ledger.fsdp_host import fsdp_host_entries
 from memc.ledger.host import host_entries
 from memc.ledger.loss import loss_entries
@@ -140,6 +140,13 @@ PARTS: tuple[PartKind, ...] = (
         shape=_pass,
         tokens=True,
         build=lambda model, config, _counts, facts: loss_entries(model, config, facts),
+    ),
+    PartKind(
+        name="the head as FSDP gathers it",
+        frame=lambda c: (_kind(c), _spread(c), c.max_length) if c.fsdp is not None else (),
+        shape=lambda c: _pass(c) if c.fsdp is not None else (),
+        tokens=True,
+        build=lambda model, config, _counts, facts: fsdp_head_entries(model, config, facts),
     ),
     PartKind(
         name="workspace",

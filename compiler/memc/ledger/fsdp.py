@@ -5,7 +5,7 @@ Version 2 (`fully_shard`) as accelerate sets it up, and version 1 (FullyShardedD
 
 from __future__ import annotations
 
-from memc.config import Method, Offload, Optimizer, TrainingConfig
+from memc.config import LossHead, Method, Offload, Optimizer, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
@@ -155,6 +155,13 @@ def _gathered(config: TrainingConfig, parts: Units) -> list[Entry]:
             f"{parts.tail} B of final norm and head, gathered until their backward",
             _ACCELERATE,
         ),
+        (
+            "gathered-layer-ahead",
+            parts.layer if fsdp.version == 2 and fsdp.reshard_after_forward else 0,
+            loss,
+            f"{parts.layer} B: the last layer, gathered while the head runs backward",
+            source,
+        ),
         ("gathered-embedding", parts.embedding, _EMBEDDING, f"{parts.embedding} B", _ACCELERATE),
         (
             "gathered-root",
@@ -189,10 +196,12 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     across = fsdp.hybrid and config.nodes > 1 and stored != size
     gradient, work = Account.GRADIENTS, Account.WORKSPACE
     trainable = size * gradient_elements(config, counts)
+    tied = full and counts.tied_head > 0 and fsdp.version == 2
     wider = 4 // size if fsdp.reduce_fp32 else 1
     rows = (
         ("layer-gradients", gradient, parts.layer_gradient, _FIRST | _LAST, "of the layer that runs"),
-        ("reduction-of-head", work, wider * parts.tail if full else 0, _FIRST, "of final norm and head"),
+        ("reduction-of-head", work, wider * parts.tail if full and not tied else 0, _FIRST, "of final norm and head"),
+        ("tied-head-gradient", gradient, parts.tail if tied else 0, BACKWARD, "waiting for that of the embedding"),
         ("reduction-of-layer", work, wider * parts.layer_gradient, _LAST | _EMBEDDING, "of the layer before"),
         (
             "reduction-of-embedding",
@@ -201,7 +210,13 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
             _EMBEDDING,
             "of the embedding, in fp32",
         ),
-        ("embedding-gradient", gradient, parts.embedding if full else 0, _EMBEDDING, "of the embedding"),
+        (
+            "embedding-gradient",
+            gradient,
+            (parts.tail if tied else parts.embedding) if full else 0,
+            _EMBEDDING,
+            "of the embedding",
+        ),
         ("root-gradients", gradient, parts.root if full and fsdp.version == 1 else 0, BACKWARD, "outside the layers"),
         (
             "accumulated-gradients",
@@ -220,6 +235,34 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     if fsdp.offload is Offload.NONE:
         entries += _gradient_shards(config, counts, kept=accumulates and not whole, reduced=not whole)
     return entries
+
+
+def fsdp_head_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
+    """Returns the head's all-gather buffer, as far as it is more than what backward of the loss holds instead.
+
+    In forward of the loss the buffer that the head was copied out of is alive beside the head: nothing is gathered
+    after it that would let it go. The loss is booked at its largest instant, which is in backward: logits and their
+    gradients in fp32, or the tiles and the gradient of the hidden states, and the gradient of a head that trains. A
+    head that shares the embedding's tensor was gathered long before.
+    """
+    if config.fsdp is None or config.fsdp.version != 2 or model.tied:
+        return []
+    tail, tokens, vocab = units(model, config).tail, config.micro_batch_tokens, model.vocab_size
+    held = 12 * vocab * tokens
+    if config.loss is LossHead.CHUNKED:
+        rows, columns = min(tokens, facts.loss_tile_tokens), min(vocab, facts.loss_tile_vocab)
+        held = 6 * model.hidden_size * tokens + 2 * rows * columns
+    held += tail if config.lora is None else 0
+    return [
+        gpu_entry(
+            "head-all-gather-buffer",
+            Account.WORKSPACE,
+            max(0, tail - held),
+            frozenset({Moment.LOSS}),
+            f"{tail} B of final norm and head, less {held} B that the loss holds in backward only",
+            _GROUP,
+        )
+    ]
 
 
 def gradient_elements(config: TrainingConfig, counts: ParamCounts) -> int:
@@ -251,7 +294,7 @@ def _gradient_shards(config: TrainingConfig, counts: ParamCounts, *, kept: bool,
     rows = (
         ("gradient-shards-head", counts.head, BACKWARD, "from the first layer of backward on"),
         ("gradient-shards-layers", middle, _LAST | _EMBEDDING, "complete at the last layer of backward"),
-        ("gradient-shards-embedding", counts.embedding, _EMBEDDING, "after the last layer of backward"),
+        ("gradient-shards-embedding", counts.embedding, frozenset[Moment](), "once nothing of the embedding is whole"),
     )
     return [
         gpu_entry(
