@@ -80,7 +80,7 @@ def cases() -> Iterator[Any]:
 def figures(answer: Answer) -> dict[str, int]:
     """Returns every figure that a case may bound, in bytes.
 
-    `gpu`, `host`: what one card or the node must have. `allocated`: the allocated peak. `<account>`: that account at
+    `gpu`, `host`: what one card, or the node while the run goes on, must have. `allocated`: the allocated peak. `<account>`: that account at
     the peak. `model_states`: parameters, master weights, gradients and optimizer states at the peak. `static`: these
     without master weights. `<phase>`: the allocated peak of a phase. `asked`: what the spec as asked would need of
     the card. `entry <name>`: one entry of the card; `host <name>`: one of the host.
@@ -93,7 +93,7 @@ def figures(answer: Answer) -> dict[str, int]:
         **accounts,
         **gpu["by_phase"],
         "gpu": gpu["required_bytes"],
-        "host": host["required_bytes"],
+        "host": max(size for phase, size in host["by_phase"].items() if phase != "resume"),
         "allocated": gpu["peak_allocated_bytes"],
         "static": static,
         "model_states": static + accounts["master_weights"],

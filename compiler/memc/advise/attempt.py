@@ -91,7 +91,7 @@ class Attempt:
             techniques=tuple(technique.name for technique in candidate.techniques),
             required_bytes=candidate.price.gpu_required_bytes,
             budget_bytes=self.machine.question.budget.gpu_bytes,
-            host_bytes=candidate.price.host_required_bytes,
+            host_bytes=candidate.needs.host,
             step_seconds=time.step_seconds,
             total_seconds=time.total_seconds,
             total_usd=time.total_usd,

@@ -8,14 +8,16 @@ from typing import Any
 
 from memc.config import TrainingConfig
 from memc.ladder import Technique
+from memc.ledger.entries import Moment
 from memc.ledger.estimate import PARTS, Estimator, Price, total
-from memc.ledger.parts import Part
+from memc.ledger.parts import MOMENTS, Part
 from memc.plan import Budget
 
 _WHOLE = tuple(kind for kind in PARTS if kind.shape is None)
 _STEADY = tuple(kind for kind in PARTS if kind.shape is not None and not kind.tokens)
 _TOKENS = tuple(kind for kind in PARTS if kind.shape is not None and kind.tokens)
 SHAPED = (*_STEADY, *_TOKENS)
+_RESUME = MOMENTS.index(Moment.RESUME)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,11 @@ class Candidate:
     techniques: tuple[Technique, ...]
     rung: int
     price: Price
+
+    @property
+    def needs(self) -> Totals:
+        """What it needs while it runs."""
+        return _summed(self.price.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +71,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What one configuration needs, in bytes."""
+    """What one configuration needs while it runs, in bytes.
+
+    Of the host, what resuming holds for a moment is left out: states that are read beside states that wait for them
+    decide whether a run can be taken up again on this node, not whether it fits. The plan says so where they do not.
+    """
 
     gpu: int
     host: int
@@ -194,8 +205,9 @@ def _summed(parts: tuple[Part, ...]) -> Totals:
     """Returns the largest sums over the moments."""
     gpu = max(map(sum, zip(*[part.gpu for part in parts], strict=True)))
     elsewhere = [part for part in parts if part.off_gpu]
+    host = list(map(sum, zip(*[part.host for part in elsewhere], strict=True)))
     return Totals(
         gpu + sum([part.gpu_outside for part in parts]),
-        max(map(sum, zip(*[part.host for part in elsewhere], strict=True)), default=0),
+        max(host[:_RESUME] + host[_RESUME + 1 :], default=0),
         max(map(sum, zip(*[part.nvme for part in elsewhere], strict=True)), default=0),
     )

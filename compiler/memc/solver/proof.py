@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memc.ladder import LADDER
 from memc.ledger import Account, Ledger, Resource
+from memc.ledger.entries import Moment
 from memc.plan import Infeasible, Relaxation
 from memc.solver.frames import Candidate
 from memc.solver.relaxations import Rebuild, relaxations
@@ -77,7 +78,7 @@ def _binding(machine: Machine, candidate: Candidate) -> Resource:
     price, budget = candidate.price, machine.question.budget
     if price.gpu_required_bytes > budget.gpu_bytes:
         return Resource.GPU
-    over_host = budget.host_bytes is not None and price.host_required_bytes > budget.host_bytes
+    over_host = budget.host_bytes is not None and candidate.needs.host > budget.host_bytes
     return Resource.HOST if over_host else Resource.NVME
 
 
@@ -87,7 +88,7 @@ def _shortfall(machine: Machine, candidate: Candidate, binding: Resource | str) 
         return candidate.price.gpu_required_bytes - budget.gpu_bytes
     if binding is Resource.NVME:
         return candidate.price.nvme_required_bytes - budget.nvme_bytes
-    return candidate.price.host_required_bytes - (budget.host_bytes or 0)
+    return candidate.needs.host - (budget.host_bytes or 0)
 
 
 def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resource | str) -> tuple[str, ...]:
@@ -103,17 +104,20 @@ def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resou
     bill = ledger.of(binding)
     limits = {Resource.GPU: budget.gpu_bytes, Resource.HOST: budget.host_bytes or 0, Resource.NVME: budget.nvme_bytes}
     limit_bytes = limits[binding]
-    accounts = sorted(bill.by_account().items(), key=lambda item: -item[1])
+    moment = max((item for item in Moment if item is not Moment.RESUME), key=lambda item: bill.by_moment[item])
+    needs = closest.needs
+    size = {Resource.GPU: needs.gpu, Resource.HOST: needs.host, Resource.NVME: needs.nvme}[binding]
+    at = moment if binding is Resource.HOST else bill.binding_moment
+    accounts = sorted(bill.by_account(at).items(), key=lambda item: -item[1])
     largest = ", ".join(f"{account} {format_gib(size)}" for account, size in accounts if size)
     where = {Resource.GPU: "each GPU", Resource.HOST: "the host", Resource.NVME: "the drive"}[binding]
     return (
         f"as asked, it needs {format_gib(asked.gpu.required_bytes)} on each GPU, in phase {asked.gpu.binding_phase}",
-        f"at best it needs {format_gib(bill.required_bytes)} on {where} in phase {bill.binding_phase}; the budget is "
-        f"{format_gib(limit_bytes)}",
+        f"at best it needs {format_gib(size)} on {where} in phase {at.phase}; the budget is {format_gib(limit_bytes)}",
         f"there: {largest}",
         *_of_the_host(binding, ledger),
         _wall(accounts[0][0]),
-        *((SPILLS,) if binding is Resource.GPU and may_spill(machine.question, bill.required_bytes) else ()),
+        *((SPILLS,) if binding is Resource.GPU and may_spill(machine.question, size) else ()),
     )
 
 

@@ -9,7 +9,7 @@ from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, with_micro_batch
 from memc.ledger.estimate import Estimator
-from memc.solver.frames import Candidate, Totals
+from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
 from memc.solver.space import Space
 
@@ -74,9 +74,7 @@ class Machine:
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether card, host and drive stay within the budget."""
-        price = candidate.price
-        needs = Totals(price.gpu_required_bytes, price.host_required_bytes, price.nvme_required_bytes)
-        return needs.within(self.question.budget)
+        return candidate.needs.within(self.question.budget)
 
     def in_time(self, time: StepTime) -> bool:
         """Whether the run stays within the time or money budget (an unknown length does)."""

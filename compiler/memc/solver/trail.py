@@ -113,7 +113,7 @@ def _reason(machine: Machine, best: Candidate, verdict: Verdict, over: int, *, a
         return f"fits, but the run takes {format_seconds(time.total_seconds or 0.0)}"
     if over:
         return f"{at} {format_gib(over)} above the budget of {format_gib(budget.gpu_bytes)}"
-    host = best.price.host_required_bytes - (budget.host_bytes or 0)
+    host = best.needs.host - (budget.host_bytes or 0)
     if budget.host_bytes is not None and host > 0:
         return f"{at} {format_gib(host)} above the host memory of {format_gib(budget.host_bytes)}"
     drive = best.price.nvme_required_bytes - budget.nvme_bytes

@@ -7,6 +7,7 @@ import re
 from memc.clock import StepTime
 from memc.config import Attention, Precision
 from memc.ledger import Ledger
+from memc.ledger.entries import Moment
 from memc.solver.combinations import combination_warnings
 from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
@@ -48,7 +49,13 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if config.lora is not None and config.lora.precision is not lora.precision:
         found.append("under DeepSpeed adapters take the 16-bit type of the engine; their masters stay fp32")
     if budget.host_bytes is not None:
-        spare = budget.host_bytes - ledger.host.required_bytes
+        spare = budget.host_bytes - chosen.needs.host
+        resuming = ledger.host.by_moment[Moment.RESUME] - budget.host_bytes
+        if resuming > 0:
+            found.append(
+                f"RESUMING DOES NOT FIT: reading a checkpoint of this run back takes {format_gib(resuming)} of host "
+                "memory more than it may use; resume on a node with more, or start again from saved weights"
+            )
         if spare < _THIN_HOST_SHARE * budget.host_bytes:
             pinned = pinned_bytes(ledger)
             held = f" ({format_gib(pinned)} of what is used is pinned)" if pinned else ""
