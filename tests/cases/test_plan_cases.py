@@ -80,10 +80,10 @@ def cases() -> Iterator[Any]:
 def figures(answer: Answer) -> dict[str, int]:
     """Returns every figure that a case may bound, in bytes.
 
-    `gpu`, `host`: what one card, or the node while the run goes on, must have. `allocated`: the allocated peak. `<account>`: that account at
-    the peak. `model_states`: parameters, master weights, gradients and optimizer states at the peak. `static`: these
-    without master weights. `<phase>`: the allocated peak of a phase. `asked`: what the spec as asked would need of
-    the card. `entry <name>`: one entry of the card; `host <name>`: one of the host.
+    `gpu`, `host`: what one card, or the node while the run goes on, must have. `allocated`: the allocated peak.
+    `<account>`: that account at the peak. `model_states`: parameters, master weights, gradients and optimizer states
+    at the peak. `static`: these without master weights. `<phase>`: the allocated peak of a phase. `asked`: what the
+    spec as asked would need of the card. `entry <name>`: one entry of the card; `host <name>`: one of the host.
     """
     document = answer.document()
     gpu, host = document["ledger"]["gpu"], document["ledger"]["host"]
