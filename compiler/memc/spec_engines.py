@@ -155,13 +155,22 @@ def _context_parallel(spec: Spec) -> Iterator[Finding]:
             hint="write a divisor of the number of GPUs",
             also=("hardware.count", "hardware.nodes"),
         )
-    if spec.pin.engine in (Engine.SINGLE, Engine.DDP):
+    zero = next((name for name in ("zero_stage", *ZERO_PINS, *STATE_PINS) if _set(spec, name)), None)
+    if spec.pin.engine not in (None, Engine.FSDP):
         yield Finding(
             code="spec-context-parallel-engine",
             field="pin.context_parallel",
-            message=f"`context_parallel: {size}` needs FSDP or DeepSpeed, but `pin.engine` is {spec.pin.engine}",
+            message=f"`context_parallel: {size}` needs FSDP, but `pin.engine` is {spec.pin.engine}",
             hint="write `engine: fsdp`, or remove `context_parallel`",
             also=("pin.engine",),
+        )
+    elif spec.pin.engine is None and zero is not None:
+        yield Finding(
+            code="spec-context-parallel-engine",
+            field="pin.context_parallel",
+            message=f"`context_parallel: {size}` needs FSDP, but `{zero}` is a setting of DeepSpeed",
+            hint="remove one of the two",
+            also=(f"pin.{zero}",),
         )
 
 

@@ -14,6 +14,7 @@ from memc.spec_values import (
     CheckpointEvery,
     Elements,
     Flag,
+    Line,
     LrScheduler,
     Methods,
     ModuleSet,
@@ -149,15 +150,15 @@ class Launch(Section):
     """What starts it on the machines: none (by hand), slurm, skypilot or kubernetes."""
     time_limit: Annotated[int, _count(24 * 366)] | None = None
     """Hours after which the scheduler may end the run."""
-    partition: Text | None = None
+    partition: Line | None = None
     """Slurm: partition to submit to."""
-    account: Text | None = None
+    account: Line | None = None
     """Slurm: account to charge."""
-    image: Text | None = None
+    image: Line | None = None
     """Kubernetes and SkyPilot: container image; requirements.txt is installed into it when the run starts."""
-    volume: Text | None = None
+    volume: Line | None = None
     """Kubernetes: claim of the volume with data and checkpoints; the run starts in it, mounted at /workspace."""
-    accelerator: Text | None = None
+    accelerator: Line | None = None
     """SkyPilot: what it calls the card, as `sky gpus list` shows it, for example H100."""
 
 

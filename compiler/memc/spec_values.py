@@ -187,6 +187,21 @@ def check_text(value: str) -> str:
     return value
 
 
+def check_line(value: str) -> str:
+    """Returns `value` unchanged when it stands on one line: it goes where only the end of a line ends it.
+
+    Raises:
+        PydanticCustomError: With a new line in it, or no text at all.
+    """
+    if "\n" in value:
+        raise fault(
+            "spec-control-character",
+            "the text holds a new line, and what follows it would be read as a line of its own",
+            "remove the new line",
+        )
+    return check_text(value)
+
+
 def check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns `values` unchanged when none stands twice.
 
@@ -269,6 +284,7 @@ RunLimitField = Annotated[
 ]
 
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT), AfterValidator(check_text)]
+Line = Annotated[str, Field(strict=True, max_length=MAX_TEXT), AfterValidator(check_line)]
 Names = Annotated[tuple[Text, ...], Field(max_length=200), AfterValidator(check_unique)]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
