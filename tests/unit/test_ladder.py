@@ -109,3 +109,15 @@ def test_order_on_several_cards_follows_their_links() -> None:
     assert slow.rungs["zero-3"] > slow.rungs["checkpoint-every-layer"]
     assert "zero-2" in fast.order_note
     assert machine().order_note == ""
+
+
+def test_a_small_micro_batch_stands_behind_recomputation_where_it_costs_more() -> None:
+    """Routed experts are read once per micro-batch; a dense model of 2048 tokens keeps the card busy anyway."""
+    work = {"count": "8", "batch": "128", "length": "4096", "method": "full", "gpu": "h200-sxm-141gb"}
+    routed = machine(model="Qwen/Qwen3-30B-A3B", **work)
+    dense = machine(**work)
+    behind = routed.rungs["checkpoint-every-layer"]
+    assert routed.rungs["accumulate-16x"] == behind + 1
+    assert all(rung != behind + 1 for name, rung in routed.rungs.items() if not name.startswith("accumulate"))
+    assert "before accumulate" in routed.order_note
+    assert dense.rungs["accumulate-16x"] < dense.rungs["checkpoint-every-layer"]

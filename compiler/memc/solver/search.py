@@ -95,28 +95,66 @@ def ladder_order(question: Question, estimator: Estimator, clock: Clock) -> tupl
     """Returns the rung of each technique on this hardware, and a sentence when it differs from that of one card.
 
     On several cards sharding stands where its price puts it: before the first of checkpointing and optimizer offload
-    that costs more time than it does. Everything else keeps the order of one card.
+    that costs more time than it does. A smaller micro-batch is free only while the card stays busy: one that costs
+    more than recomputing every layer (a routed model reads its experts, a 4-bit base its codes once per micro-batch)
+    stands behind that. Everything else keeps the order of one card.
     """
-    groups = sorted({technique.rung for technique in LADDER})
+    rung = {technique.name: technique.rung for technique in LADDER}
+    groups = sorted(set(rung.values()))
     moved: list[str] = []
     if question.asked.world_size > 1:
-        cost = {name: _price(question, estimator, clock, name) for name in _COMPARED}
-        rung = {technique.name: technique.rung for technique in LADDER}
-        for name in ("zero-2", "zero-3"):
-            for other in ("checkpoint-every-layer", "offload-optimizer"):
-                ours, theirs = cost[name], cost[other]
-                if ours is None or theirs is None or ours > theirs or rung[name] < rung[other]:
-                    continue
-                groups.remove(rung[name])
-                groups.insert(groups.index(rung[other]), rung[name])
-                moved.append(f"{name} (x{ours:.2f}) before {other} (x{theirs:.2f})")
-                break
-    place = {group: index + 2 for index, group in enumerate(groups)}
-    note = "on this hardware: " + ", ".join(moved) if moved else ""
-    return {technique.name: place[technique.rung] for technique in LADDER}, note
+        moved += _shard_early(groups, rung, {name: _price(question, estimator, clock, name) for name in _COMPARED})
+    dear = _dear_accumulation(question, estimator, clock)
+    place = {group: 2 + index for index, group in enumerate(groups)}
+    if dear:
+        behind = place[rung[_RECOMPUTE]]
+        place = {group: at + (at > behind) for group, at in place.items()}
+        moved.append(f"{_RECOMPUTE} before {next(iter(dear))} (x{next(iter(dear.values())):.2f} the time)")
+    rungs = {name: place[group] for name, group in rung.items()}
+    rungs |= {name: place[rung[_RECOMPUTE]] + 1 for name in dear}
+    return rungs, "on this hardware: " + ", ".join(moved) if moved else ""
 
 
-_COMPARED = ("zero-2", "zero-3", "checkpoint-every-layer", "offload-optimizer")
+_RECOMPUTE = "checkpoint-every-layer"
+_COMPARED = ("zero-2", "zero-3", _RECOMPUTE, "offload-optimizer")
+
+
+def _shard_early(groups: list[int], rung: dict[str, int], cost: dict[str, float | None]) -> list[str]:
+    """Moves the rungs of sharding to where their price puts them, and returns what moved, in words."""
+    moved = []
+    for name in ("zero-2", "zero-3"):
+        for other in (_RECOMPUTE, "offload-optimizer"):
+            ours, theirs = cost[name], cost[other]
+            if ours is None or theirs is None or ours > theirs or rung[name] < rung[other]:
+                continue
+            groups.remove(rung[name])
+            groups.insert(groups.index(rung[other]), rung[name])
+            moved.append(f"{name} (x{ours:.2f}) before {other} (x{theirs:.2f})")
+            break
+    return moved
+
+
+def _dear_accumulation(question: Question, estimator: Estimator, clock: Clock) -> dict[str, float]:
+    """Returns the divisions of the micro-batch that cost more time than recomputing every layer, with their price.
+
+    Both are laid over the configuration as asked, whose step has the same samples.
+    """
+    config, situation = question.asked, question.situation
+    if Dimension.MICRO_BATCH in question.frozen or Dimension.CHECKPOINTING in question.frozen:
+        return {}
+    recompute = next(technique for technique in LADDER if technique.name == _RECOMPUTE)
+    if recompute.why_not(config, situation) is not None:
+        return {}
+    counts = estimator.counts(config)
+    asked = clock.step_time(config, counts).step_seconds
+    limit = clock.step_time(recompute.apply(config, situation), counts).step_seconds
+    dear = {}
+    for technique in LADDER:
+        if technique.dimension is Dimension.MICRO_BATCH and technique.why_not(config, situation) is None:
+            seconds = clock.step_time(technique.apply(config, situation), counts).step_seconds
+            if seconds > limit:
+                dear[technique.name] = seconds / asked
+    return dear
 
 
 def _price(question: Question, estimator: Estimator, clock: Clock, name: str) -> float | None:
