@@ -14,6 +14,7 @@ from memc.config import (
     LossHead,
     Method,
     Offload,
+    Optimizer,
     Precision,
     Quantization,
     Task,
@@ -89,7 +90,7 @@ def pin(record: Record) -> Pinned:
         attention=read_attention(record),
         loss=LossHead.PLAIN,
         checkpoint_every=checkpoint_every,
-        optimizer=read_optimizer(record),
+        optimizer=_optimizer(record, software),
         lora=None if method is Method.FULL else _lora(record, model, software, precision),
         zero=_zero(sharding, (optimizer_offload, param_offload), model, software),
         eval_batch_size=0,
@@ -245,10 +246,16 @@ def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfi
     )
 
 
+def _optimizer(record: Record, software: Software) -> Optimizer:
+    """Returns the optimizer; torch works on lists of tensors by default since 2.0."""
+    optimizer = read_optimizer(record)
+    return Optimizer.ADAMW if software.torch_1 and optimizer is Optimizer.ADAMW_FOREACH else optimizer
+
+
 def _accumulation(record: Record, sharding: Sharding, software: Software) -> int:
     """Returns the micro batches of a step; gradients that are only set to zero live as while several accumulate."""
     steps = max(1, record.whole("grad_accum") or 1)
-    return max(2, steps) if software.zeroes_gradients and sharding.engine in (Engine.SINGLE, Engine.DDP) else steps
+    return max(2, steps) if software.torch_1 and sharding.engine in (Engine.SINGLE, Engine.DDP) else steps
 
 
 def _upcasts(record: Record, method: Method, sharding: Sharding) -> bool:

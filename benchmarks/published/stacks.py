@@ -34,7 +34,8 @@ class Software:
         reduce_fp32: Whether they are reduced in fp32.
         partitions_at_load: Whether ZeRO-3 cuts weights while they are loaded.
         counts_loading: Whether the counter of memory was not reset after loading.
-        zeroes_gradients: Whether gradients are set to zero after a step rather than let go of (torch before 2.0).
+        torch_1: Whether torch is older than 2.0: a step sets gradients to zero rather than let go of them, and
+            optimizers work tensor by tensor.
         context_bytes: CUDA context that the source states, or that kernels loaded at once need (torch before 2.0);
             None when the card's own figure stands.
         plain_deepspeed: Whether DeepSpeed runs with its own defaults rather than those that transformers fills in.
@@ -52,7 +53,7 @@ class Software:
     partitions_at_load: bool = True
     counts_loading: bool = False
     plain_deepspeed: bool = False
-    zeroes_gradients: bool = False
+    torch_1: bool = False
     context_bytes: int | None = None
 
 
@@ -78,7 +79,7 @@ def read_software(record: Record) -> Software:
         partitions_at_load=bool(entry.get("partitions_at_load", True)),
         counts_loading=bool(entry.get("counts_loading", False)),
         plain_deepspeed=bool(entry.get("plain_deepspeed", False)),
-        zeroes_gradients=torch is not None and torch < (2,),
+        torch_1=torch is not None and torch < (2,),
         context_bytes=_stated_context(record, torch),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )

@@ -13,13 +13,15 @@ class CrossEntropy(StrEnum):
 
     `torch`: log-softmax of the logits and its backward. `in_place`: one kernel that leaves the gradient where the
     logits were. `linear`: head and loss together, a chunk of tokens at a time (Liger). `chunks`: the head and torch's
-    loss chunk by chunk of tokens, the logits of all chunks kept (LitGPT).
+    loss chunk by chunk of tokens, the logits of all chunks kept (LitGPT). `classes`: a few numbers for each sample, in
+    place of a vocabulary for each token (sequence classification).
     """
 
     TORCH = "torch"
     IN_PLACE = "in_place"
     LINEAR = "linear"
     CHUNKS = "chunks"
+    CLASSES = "classes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

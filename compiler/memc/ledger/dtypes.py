@@ -38,8 +38,8 @@ class Dtypes:
 def dtypes(config: TrainingConfig) -> Dtypes:
     """Returns the element sizes that a configuration gives.
 
-    Source: transformers Trainer and accelerate mixed precision (autocast over the loaded weights; FSDP's mixed-precision
-        policy, before which what trains is upcast to fp32); DeepSpeed's bf16 and fp16 sections (weights cast at
+    Source: transformers Trainer and accelerate mixed precision (autocast over the loaded weights; FSDP's policy, before
+        which what trains is upcast to fp32); DeepSpeed's bf16 and fp16 sections (weights cast at
         initialisation, fp32 masters in the optimizer); PEFT `autocast_adapter_dtype` and
         `prepare_model_for_kbit_training`. What a 4-bit base leaves unquantised stays at 16 bits unless that upcasts it.
     """

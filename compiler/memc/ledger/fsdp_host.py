@@ -1,4 +1,4 @@
-"""Host memory of one node under FSDP: loading on rank 0, offloaded shards, gathering whole tensors to save them."""
+"""Host memory of one node under FSDP: loading on rank 0, offloaded shards, checkpoints written and read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.fsdp_units import stored_bytes
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
-from memc.ledger.states import ParamCounts
+from memc.ledger.states import ParamCounts, quantized_bytes
 from memc.units import ceil_div
 
 _OFFLOAD = "torch distributed/fsdp/_fully_shard/_fsdp_param.py CPUOffloadPolicy"
@@ -35,7 +35,7 @@ def fsdp_host_entries(
     ]
     if config.fsdp.offload is Offload.CPU:
         entries += _offloaded(config, counts)
-    return [*entries, *_save(config, counts)]
+    return [*entries, *_checkpoints(config, counts, facts)]
 
 
 def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> Entry:
@@ -97,32 +97,49 @@ def _offloaded(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
     ]
 
 
-def _save(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
-    """Returns what the node holds while it writes a checkpoint, and rank 0 at the end of the run.
+def _checkpoints(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    """Returns what the node holds while it writes a checkpoint or reads one, and rank 0 at the end of the run.
 
-    Sharded checkpoints stage every rank's own shards; whole ones gather tensors and states on rank 0. The model at the
-    end of the run is whole either way.
+    Sharded checkpoints stage every rank's own shards; whole ones gather tensors and states on rank 0. Weights are let
+    go of before states are taken up, and frozen ones are not part of it. The model at the end of the run is gathered
+    whole either way, with its frozen weights, though adapters alone are written.
+
+    Source: accelerate utils/fsdp_utils.py, accelerator.py get_state_dict; transformers distributed/fsdp.py
+        get_fsdp_ckpt_kwargs (adapters alone).
     """
     assert config.fsdp is not None
     ranks, spread, stored = config.gpus_per_node, config.shard_ranks, stored_bytes(config)
-    base = stored if config.lora is None else dtypes(config).weight
-    whole = base * counts.total + stored * counts.adapters
-    if config.lora is not None:
-        whole = stored * counts.adapters
+    saved = counts.total if config.lora is None else counts.adapters
+    whole = stored * saved + (0 if config.lora is None else _frozen_bytes(config, counts, facts))
     if config.fsdp.sharded_checkpoints:
-        staged = ranks * (base * ceil_div(counts.total, spread) + 2 * stored * ceil_div(counts.trainable, spread))
-        text = f"{ranks} ranks' shards of weights and moments"
+        weights, moments = (ranks * stored * ceil_div(count, spread) for count in (saved, 2 * counts.trainable))
+        text = f"{ranks} ranks' shards, weights or moments, whichever are more"
     else:
-        staged = whole + 2 * stored * counts.trainable
-        text = "whole weights and moments, gathered on rank 0"
-    size = max(staged, whole)
+        weights, moments = stored * saved, 2 * stored * counts.trainable
+        text = "whole weights or moments of what trains, whichever are more, on rank 0"
+    staged = max(weights, moments)
+    at_the_end = "the whole model on rank 0 at the end of the run"
     return [
         host_entry(
             "state-being-saved",
             Account.PARAMETERS,
-            size,
+            max(staged, whole),
             frozenset({Moment.SAVE}),
-            f"{size} B: {text if staged >= whole else 'whole weights at the end of the run'}",
+            f"{max(staged, whole)} B: {text if staged >= whole else at_the_end}",
             _SAVE,
-        )
+        ),
+        host_entry(
+            "state-being-read",
+            Account.OPTIMIZER_STATES,
+            staged,
+            frozenset({Moment.RESUME}),
+            f"{staged} B: {text}",
+            "accelerate utils/fsdp_utils.py load_fsdp_model, load_fsdp_optimizer",
+        ),
     ]
+
+
+def _frozen_bytes(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> int:
+    """Returns the bytes of a frozen base."""
+    packed = quantized_bytes(config, counts, facts)[0] if config.method is Method.QLORA else 0
+    return packed + dtypes(config).weight * (counts.total - counts.quantized)

@@ -1,9 +1,10 @@
-"""Host memory of one node: loading, offloaded states, pinned buffers, saving. All ranks of the node together."""
+"""Host memory of one node: loading, offloaded states, pinned buffers. All ranks of the node together."""
 
 from __future__ import annotations
 
 from memc.config import Engine, Method, Offload, Optimizer, TrainingConfig
 from memc.facts.records import ModelFacts
+from memc.ledger.checkpoints import checkpoint_entries
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
@@ -55,7 +56,7 @@ def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts,
                 "bitsandbytes optimizer.py get_paged",
             )
         )
-    return [*entries, _save(config, counts)]
+    return [*entries, *checkpoint_entries(model, config, counts, facts)]
 
 
 def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
@@ -63,6 +64,8 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
 
     Assumes: from_pretrained builds the model on the CPU of every rank, except with a 4-bit base, which is quantised
         on the GPU tensor by tensor. Under ZeRO-3 rank 0 reads the checkpoint and the others receive their shards.
+        Tensors that keep the type they have in the file stay pages of it, which the node's ranks share and the kernel
+        may drop: the processes' resident sizes add up to this, the memory taken for good can be less.
     """
     types, ranks = dtypes(config), config.gpus_per_node
     if config.method is Method.QLORA:
@@ -128,21 +131,3 @@ def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[En
             source,
         ),
     ]
-
-
-def _save(config: TrainingConfig, counts: ParamCounts) -> Entry:
-    """Returns what rank 0 holds while it writes the weights.
-
-    Source: safetensors copies tensors to the host before it writes them; ZeRO-3 gathers 16-bit weights on rank 0.
-    """
-    types = dtypes(config)
-    if config.method is Method.FULL:
-        size, text = types.weight * counts.total, f"{types.weight} B x {counts.total} elements on rank 0"
-    else:
-        size, text = (
-            types.adapter * counts.adapters,
-            f"{types.adapter} B x {counts.adapters} adapter elements on rank 0",
-        )
-    return host_entry(
-        "weights-being-saved", Account.PARAMETERS, size, frozenset({Moment.SAVE}), text, "transformers save_pretrained"
-    )

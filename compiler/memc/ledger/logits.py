@@ -20,6 +20,8 @@ def stack_loss_entries(model: ModelFacts, config: TrainingConfig, stack: Stack) 
         return _linear(model, config)
     if stack.cross_entropy is CrossEntropy.CHUNKS:
         return _chunks(model, config)
+    if stack.cross_entropy is CrossEntropy.CLASSES:
+        return []
     return _whole(model, config, stack)
 
 

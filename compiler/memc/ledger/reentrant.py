@@ -56,7 +56,7 @@ def _counted_below(pile: Pile) -> int:
     That layer is the one where most is alive without what is held; with it, the lowest is.
     """
     totals = pile.backward_totals()
-    lower = max(range(len(totals) // 2 or 1), key=lambda index: (totals[index], -index))
+    lower = max(range(pile.pattern()), key=lambda index: (totals[index], -index))
     return sum(below.waits + below.kept_casts for below in pile.layers[:lower]) - sum(
         between.gradients for between in pile.layers[1 : lower + 1]
     )

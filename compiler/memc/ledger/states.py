@@ -15,6 +15,9 @@ from memc.units import ceil_div
 _ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
 _TORCH = "torch.optim, torch.autograd"
 
+COPYING_OPTIMIZERS = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW})
+"""Those of bitsandbytes: what their load_state_dict is given is copied before it is used."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParamCounts:
@@ -82,7 +85,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     pairs = [
         (rank * side, count)
         for linear, count in linears
-        if linear.name in targets
+        if linear.name in targets and linear.adaptable
         for side in (linear.in_features, linear.out_features)
     ]
     adapters = sum(size * count for size, count in pairs)
@@ -125,7 +128,7 @@ def _quantized(model: ModelFacts, config: TrainingConfig) -> tuple[int, int]:
 
 
 def _block_linears(model: ModelFacts) -> list[tuple[Linear, int]]:
-    return [(linear, group.count) for group in model.groups for linear in group.block.linears]
+    return list(model.linear_modules())
 
 
 def nf4_bytes(params: int, double: bool, facts: LedgerFacts) -> int:
@@ -366,6 +369,18 @@ def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes,
             "torch.optim.AdamW" if config.optimizer is Optimizer.ADAMW else "bitsandbytes optimizer.py",
         )
     ]
+    if config.optimizer in COPYING_OPTIMIZERS and config.world_size > 1:
+        read = 2 * size if paged else size
+        entries.append(
+            gpu_entry(
+                "moments-being-read",
+                Account.OPTIMIZER_STATES,
+                read,
+                frozenset({Moment.RESUME}),
+                f"{read} B: the moments as read, which load_state_dict copies" + (", no longer paged" if paged else ""),
+                "transformers trainer.py _load_optimizer_and_scheduler; bitsandbytes optimizer.py load_state_dict",
+            )
+        )
     if config.optimizer is Optimizer.ADAMW_FOREACH:
         entries.append(
             gpu_entry(
