@@ -157,12 +157,18 @@ def _gathered(config: TrainingConfig, parts: Units) -> list[Entry]:
         ),
         (
             "gathered-layer-ahead",
-            parts.layer if fsdp.version == 2 and fsdp.reshard_after_forward else 0,
+            parts.layer if fsdp.version == 2 else 0,
             loss,
-            f"{parts.layer} B: the last layer, gathered while the head runs backward",
+            f"{parts.layer} B: the last layer's all-gather buffer, and what is gathered while the head runs backward",
             source,
         ),
-        ("gathered-embedding", parts.embedding, _EMBEDDING, f"{parts.embedding} B", _ACCELERATE),
+        (
+            "gathered-embedding",
+            parts.embedding,
+            _EMBEDDING if fsdp.reshard_after_forward else _PASS | evaluate,
+            f"{parts.embedding} B",
+            _ACCELERATE,
+        ),
         (
             "gathered-root",
             parts.root,
@@ -173,8 +179,15 @@ def _gathered(config: TrainingConfig, parts: Units) -> list[Entry]:
         (
             "gathered-model",
             kept,
-            frozenset({Moment.FORWARD}) | loss | evaluate | _FIRST,
+            frozenset({Moment.FORWARD}) | evaluate | _FIRST,
             f"{kept} B of the other layers, gathered from their forward to their backward",
+            source,
+        ),
+        (
+            "gathered-model-at-loss",
+            0 if fsdp.reshard_after_forward else parts.layers,
+            loss,
+            f"{parts.layers} B of all layers, gathered from their forward to their backward",
             source,
         ),
     )

@@ -91,6 +91,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         "reduces_each_micro_batch": config.fsdp is not None and config.fsdp.reduce_each_micro_batch,
         "plugin_checkpoints": checkpoints_in_plugin(config),
         "checkpoint_offload": config.checkpoint_offload,
+        "nvme": Offload.NVME in (config.offload_optimizer, config.offload_param),
         "fsdp_offload": config.fsdp is not None and config.fsdp.offload is not Offload.NONE,
         "context_parallel": config.context_parallel > 1,
         "zero3": config.zero_stage == 3,
