@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from memc.ledger.entries import Account, Phase
 from memc.trace.peaks import (
     Share,
-    block_bytes,
+    block_sizes,
     first_stage_of_last_step,
     kept_blocks,
     share_of,
@@ -118,9 +118,10 @@ def phase_peaks(record: Recording) -> dict[Phase, PhasePeak]:
     """Returns the peak of each phase of the last step, and of loading, in time order."""
     first = first_stage_of_last_step(record)
     highest: dict[Phase, _Highest] = {}
+    sizes = block_sizes(record)
     total = 0
     for index, event in enumerate(record.events):
-        total += event.delta * block_bytes(record, event.block)
+        total += event.delta * sizes[event.block]
         if 0 < event.stage_index < first:
             continue
         best = highest.setdefault(phase_of(record, event), _Highest())
@@ -157,11 +158,12 @@ def _by_module(record: Recording, held: tuple[int, ...], kept: set[int]) -> tupl
     sums: dict[tuple[str, Share], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     counts: dict[tuple[str, Share], int] = defaultdict(int)
     names: dict[str, str] = {}
+    sizes = block_sizes(record)
     for block in held:
         made = record.blocks[block]
         name = names.setdefault(made.module, _INDEX.sub("*", made.module))
         key = (name, share_of(record, block, kept))
-        sums[key][made.operator] += block_bytes(record, block)
+        sums[key][made.operator] += sizes[block]
         counts[key] += 1
     parts = [
         ModuleShare(
@@ -180,11 +182,12 @@ def timeline(record: Recording, points: int = _TIMELINE_POINTS) -> tuple[Timelin
     """Returns the course of the last step in at most `points` slices of equally many events, each at its highest."""
     first = first_stage_of_last_step(record)
     start = next(index for index, event in enumerate(record.events) if event.stage_index >= first)
-    total = sum(event.delta * block_bytes(record, event.block) for event in record.events[:start])
+    sizes = block_sizes(record)
+    total = sum(event.delta * sizes[event.block] for event in record.events[:start])
     width = -(-(len(record.events) - start) // points)
     found: list[TimelinePoint] = []
     for number, event in enumerate(record.events[start:]):
-        total += event.delta * block_bytes(record, event.block)
+        total += event.delta * sizes[event.block]
         if number % width == 0:
             found.append(TimelinePoint(number, phase_of(record, event), event.module, total))
         elif total > found[-1].allocated_bytes:

@@ -47,11 +47,11 @@ class Peak:
 
 def peaks_by_instant(record: Recording) -> dict[Instant, Peak]:
     """Returns the peak of every instant of the last optimizer step, in the order of a step."""
-    instants = _instants(record)
+    instants, sizes = _instants(record), block_sizes(record)
     at: dict[Instant, tuple[int, int]] = {}
     total = 0
     for index, event in enumerate(record.events):
-        before, total = total, total + event.delta * block_bytes(record, event.block)
+        before, total = total, total + event.delta * sizes[event.block]
         instant = instants.get((event.stage_index, event.region))
         if instant is None:
             continue
@@ -63,9 +63,9 @@ def peaks_by_instant(record: Recording) -> dict[Instant, Peak]:
     return {i: Peak(at[i][0], shares[at[i][1]]) for i in Instant if i in at}
 
 
-def block_bytes(record: Recording, block: int) -> int:
-    """Returns what a block takes of the allocator's memory."""
-    return round_up(record.blocks[block].size_bytes, BLOCK_BYTES)
+def block_sizes(record: Recording) -> list[int]:
+    """Returns what each block takes of the allocator's memory."""
+    return [round_up(block.size_bytes, BLOCK_BYTES) for block in record.blocks]
 
 
 def _instants(record: Recording) -> dict[tuple[int, Region | None], Instant]:
@@ -107,11 +107,11 @@ def first_stage_of_last_step(record: Recording) -> int:
 
 def shares_at(record: Recording, indices: Iterable[int]) -> dict[int, dict[Share, int]]:
     """Returns what allocated bytes are after the events at `indices` (-1: before the first)."""
-    wanted, kept = set(indices), kept_blocks(record)
+    wanted, kept, sizes = set(indices), kept_blocks(record), block_sizes(record)
     shares: Counter[Share] = Counter()
     found: dict[int, dict[Share, int]] = {-1: {}} if -1 in wanted else {}
     for index, event in enumerate(record.events):
-        shares[share_of(record, event.block, kept)] += event.delta * block_bytes(record, event.block)
+        shares[share_of(record, event.block, kept)] += event.delta * sizes[event.block]
         if index in wanted:
             found[index] = {share: size for share, size in shares.items() if size}
     return found
