@@ -215,6 +215,11 @@ class Pile:
                 return length + self.before
         return half
 
+    def lowest_backward(self) -> int:
+        """Returns the layer at the lower end in whose backward most is alive."""
+        totals = self.backward_totals()
+        return max(range(self.pattern()), key=lambda index: (totals[index], -index))
+
     def backward_totals(self) -> list[int]:
         """Returns for each layer what is alive at the peak of its backward, gradients of layers above included."""
         base, above, totals = 0, self.gradients_from(0), []
@@ -367,7 +372,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
         lambda: f"weight gradients of {len(totals) - 1 - upper} layers",
         _SOURCE,
     )
-    lower = max(range(ends), key=lambda index: (totals[index], -index))
+    lower = pile.lowest_backward()
     layer = pile.layers[lower]
     _running(
         bill,
@@ -428,8 +433,11 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         Moment.BACKWARD_LAST_LAYER,
     )
     rotary = 2 * stream * attention.head_dim * length if attention.rotary else 0
-    checkpointed = any(layer.checkpointed for layer in pile.layers)
-    mask, text = _mask(model, config, mode)
+    blocks = _blocks(model)
+    every = config.checkpoint_every
+    later = _mask(blocks[::every], config, mode) if every else (0, "")
+    last = _mask(blocks[: pile.lowest_backward() + 1 : every], config, mode) if every else (0, "")
+    masks = {Moment.FORWARD: _mask(blocks, config, mode), Moment.BACKWARD_LAST_LAYER: last}
     columns = 3 if config.padding_mask else 2
     biases = _shared_biases(model, mode, pile.shapes)
     for moment in whole_step:
@@ -449,8 +457,8 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
             lambda: f"cos and sin: 2 x {stream} B x {attention.head_dim} x {length} positions",
             _SOURCE,
         )
-        if checkpointed or moment is Moment.FORWARD:
-            bill.add("attention-mask", Account.ACTIVATIONS, mask, moment, lambda: text, _SOURCE)
+        mask, text = masks.get(moment, later)
+        bill.add("attention-mask", Account.ACTIVATIONS, mask, moment, text.strip, _SOURCE)
     if model.embedding_dropout and (mode.trains or config.checkpoint_every):
         for moment in (*whole_step, Moment.BACKWARD_EMBEDDING):
             bill.add(
@@ -485,9 +493,12 @@ def _shared_biases(model: ModelFacts, mode: LayerMode, shapes: Shapes) -> int:
     return mode.types.compute * sum(sizes.values())
 
 
-def _mask(model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> tuple[int, str]:
-    """Returns the masks that the model hands to its layers: one for each kind of attention that needs one."""
-    windows = {block.attention.sliding_window for block in _blocks(model)}
+def _mask(blocks: tuple[Block, ...], config: TrainingConfig, mode: LayerMode) -> tuple[int, str]:
+    """Returns the masks that a model hands to layers: one for each kind of attention that needs one.
+
+    They live until the layers have run; those of checkpointed layers wait for the recomputation.
+    """
+    windows = {block.attention.sliding_window for block in blocks}
     cut = {window for window in windows if window is not None and mode.length >= window}
     eager = config.attention is Attention.EAGER
     if config.attention is Attention.FLASH_ATTENTION_2:

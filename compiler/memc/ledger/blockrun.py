@@ -433,12 +433,14 @@ def _tail_forward(
     model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], *, grad: bool
 ) -> tuple[Machine, Node | None]:
     types = mode.types
-    head = Weight("head", model.vocab_size, model.hidden_size, types.weight, trained=mode.trains)
+    sizes = dict(model.tail_sizes)
+    read = sizes.get("embedding_width", model.hidden_size)
+    head = Weight("head", model.vocab_size, read, types.weight, trained=mode.trains)
     if model.head_bias:
         head.bias = Weight("head bias", model.vocab_size, 1, types.weight, trained=mode.trains)
     names = {
         **_mode_names(mode, Situation()),
-        **dict(model.tail_sizes),
+        **sizes,
         "hidden": model.hidden_size,
         "chunked": chunked,
         "tile_tokens": tile[0],
