@@ -121,6 +121,9 @@ def _open_fields(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
         "hardware.usd_per_gpu_hour": _Decision(
             value=budget.usd_per_gpu_hour, reason=f"median cloud price of {result.gpu.name}", origin=Origin.FACTS
         ),
+        "hardware.network_gbit_per_second": _Decision(
+            value=None, reason="not given: the adapters that nodes of the card's generation usually have"
+        ),
         "hardware.host_memory": _Decision(value=None, reason="not given: not checked, and nothing is offloaded"),
         "data.mean_tokens": _Decision(
             value=spec.data.max_length, reason="every sample is taken to have max_length tokens, an upper bound"

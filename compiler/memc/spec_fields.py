@@ -130,8 +130,16 @@ class Hardware(Section):
     """Free NVMe space of one node, needed for offload to NVMe."""
     nvme_path: Text = "/local_nvme"
     """Folder on that drive, on every node."""
+    network_gbit_per_second: Annotated[Number, Field(gt=0, le=100_000)] | None = None
+    """What one node sends to the others, all its adapters together: 10 for 10 GbE, 3200 for eight of 400 Gb/s."""
     usd_per_gpu_hour: Annotated[Number, Field(ge=0, le=10_000)] | None = None
     """Price of one GPU for one hour; the catalogue's when not given."""
+
+    @property
+    def network_bytes_per_second(self) -> float | None:
+        """What the network could carry of one GPU's traffic to other nodes; None when the spec does not say."""
+        gbit = self.network_gbit_per_second
+        return None if gbit is None else gbit * 1e9 / 8 / self.count
 
 
 class Memory(Section):

@@ -138,6 +138,19 @@ def rates(gpu: str = "a100-sxm4-80gb", ranks: int = 1) -> ClockFacts:
     return clock_facts(load_gpu(gpu), Precision.BF16, ranks)
 
 
+def test_a_network_that_is_given_is_shared_by_the_cards_of_a_node_and_one_that_is_not_is_said() -> None:
+    work = {"gpu": "a100-sxm4-80gb", "method": "full", "count": "4", "nodes": "2"}
+    assumed = machine(**work)
+    given = machine_of(spec_text(**work).replace("nodes: 2", "nodes: 2, network_gbit_per_second: 10"))
+    assert any("network_gbit_per_second" in note for note in assumed.clock.facts.assumptions)
+    assert not any("network_gbit_per_second" in note for note in given.clock.facts.assumptions)
+    share = given.clock.facts.network_bytes_per_second / (10e9 / 8 / 4)
+    assert 0.5 < share <= 1
+    config = given.question.asked
+    assert seconds(given, config) > seconds(assumed, config)
+    assert not any("network" in note for note in machine().clock.facts.assumptions)
+
+
 def work(**changes: Any) -> Compute:
     base = Compute(
         samples=2,

@@ -81,6 +81,8 @@ def clock_facts(
     *,
     products: str = "",
     power_limit_watts: float | None = None,
+    nodes: int = 1,
+    network_bytes_per_second: float | None = None,
 ) -> ClockFacts:
     """Returns the rates of one card: measured ones where the catalogue has them, else a share of the datasheet.
 
@@ -90,6 +92,8 @@ def clock_facts(
         world_size: GPUs; what concerns collectives is noted only when there are several.
         products: Type of matrix products where it is not the precision's: ``tf32``, ``fp8``.
         power_limit_watts: Power limit of the card where it is below the board's own.
+        nodes: Machines; what concerns their network is noted only when there are several.
+        network_bytes_per_second: What a GPU's share of its node's adapters could send; None for the generation's usual.
 
     Raises:
         MemcError: ``fact-unknown`` when the card has neither figure.
@@ -109,6 +113,7 @@ def clock_facts(
         pcie = _share("pcie.achieved_share") * (gpu.pcie_bytes_per_second or _share("pcie.gen4_x16_bytes_per_second"))
         notes.append(f"PCIe rate of {gpu.key} is a share of its link rate: not measured")
     several = notes if world_size > 1 else []
+    network = _network(gpu, network_bytes_per_second, notes if nodes > 1 else [])
     slowed = 1.0
     if power_limit_watts is not None and gpu.board_power_watts is not None:
         slowed = min(1.0, power_limit_watts / gpu.board_power_watts) ** _share("kernels.power_exponent")
@@ -125,7 +130,7 @@ def clock_facts(
         bus_hop_seconds=_share(
             "nccl.ring_hop_nvlink_seconds" if gpu.nvlink_bytes_per_second else "nccl.ring_hop_pci_seconds"
         ),
-        network_bytes_per_second=_network(gpu),
+        network_bytes_per_second=network,
         network_hop_seconds=_share("nccl.ring_hop_network_seconds"),
         collective_seconds=_share("nccl.ring_base_seconds"),
         channels_in_node=int(_share("nccl.collective_channels_node")),
@@ -203,14 +208,26 @@ def _bus(gpu: GpuFacts, notes: list[str]) -> float:
     return _share("pcie.gen4_x16_shared_bytes_per_second")
 
 
-def _network(gpu: GpuFacts) -> float:
-    """Returns what one GPU's share of a node's adapters sends: one adapter per GPU of the generation's usual rate."""
+def _network(gpu: GpuFacts, given: float | None, notes: list[str]) -> float:
+    """Returns what one GPU's share of a node's adapters sends: what is given, else the generation's usual adapters."""
     share = _share("network.achieved_share")
+    if given is not None:
+        return share * given
+    usual = _usual_network(gpu)
+    notes.append(
+        f"between nodes {usual * 8 / 1e9:g} Gb/s for each GPU are assumed: give hardware.network_gbit_per_second "
+        "of a node"
+    )
+    return share * usual
+
+
+def _usual_network(gpu: GpuFacts) -> float:
+    """Returns bytes per second of one GPU's share of the adapters that nodes of its generation have."""
     if not gpu.nvlink_bytes_per_second:
-        return share * _share("network.node_pcie_cards_bytes_per_second") / _GPUS_PER_NODE
+        return _share("network.node_pcie_cards_bytes_per_second") / _GPUS_PER_NODE
     capability = gpu.compute_capability or _AMPERE
     kind = "hopper" if capability >= _HOPPER else "ampere" if capability >= _AMPERE else "volta"
-    return share * _share(f"network.adapter_{kind}_bytes_per_second")
+    return _share(f"network.adapter_{kind}_bytes_per_second")
 
 
 def _share(key: str) -> float:

@@ -24,7 +24,16 @@ def question(answer: Plan | Infeasible, spec: Spec) -> dict[str, Any]:
     parts = {
         "model": answer.model,
         "facts": ledger_facts(answer.gpu),
-        "rates": tuple(clock_facts(answer.gpu, config.precision, cards) for cards in (1, 2)),
+        "rates": tuple(
+            clock_facts(
+                answer.gpu,
+                config.precision,
+                cards,
+                nodes=config.nodes,
+                network_bytes_per_second=spec.hardware.network_bytes_per_second,
+            )
+            for cards in (1, 2)
+        ),
         "config": config,
         "masks": pin.padding_mask if pin.padding_mask is not None else not config.packing,
         "evaluation": evaluation,

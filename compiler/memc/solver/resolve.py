@@ -11,6 +11,7 @@ from memc.config import (
     LoraConfig,
     LossHead,
     Method,
+    Offload,
     Optimizer,
     Precision,
     Task,
@@ -128,8 +129,11 @@ def resolve(
         usd=limit.usd if limit else None,
         usd_per_gpu_hour=price if price is not None else gpu.usd_per_hour,
     )
-    if pin.offload_optimizer is None and pin.offload_param is None and budget.host_bytes is None:
-        assumptions = (*assumptions, "hardware.host_memory is not given: host memory is not checked, nothing offloads")
+    if budget.host_bytes is None:
+        pinned = Offload.CPU in (pin.offload_optimizer, pin.offload_param)
+        note = "HOST MEMORY NOT CHECKED, though states go there" if pinned else "host memory is not checked"
+        offloads = "" if pinned else ", nothing offloads"
+        assumptions = (*assumptions, f"hardware.host_memory is not given: {note}{offloads}")
     return Question(
         loaded=loaded,
         model=model,

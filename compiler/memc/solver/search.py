@@ -111,7 +111,7 @@ def ladder_order(question: Question, estimator: Estimator, clock: Clock) -> tupl
         place = {group: at + (at > behind) for group, at in place.items()}
         moved.append(f"{_RECOMPUTE} before {next(iter(dear))} (x{next(iter(dear.values())):.2f} the time)")
     rungs = {name: place[group] for name, group in rung.items()}
-    rungs |= {name: place[rung[_RECOMPUTE]] + 1 for name in dear}
+    rungs |= dict.fromkeys(dear, place[rung[_RECOMPUTE]] + 1)
     return rungs, "on this hardware: " + ", ".join(moved) if moved else ""
 
 

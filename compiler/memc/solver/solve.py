@@ -46,9 +46,14 @@ def machine_for(
 def machine_of(question: Question, estimator: Estimator) -> Machine:
     """Returns the machine of a question; the estimator is that of its model and card."""
     asked = question.asked
-    return Machine(
-        question, estimator, Clock(question.model, clock_facts(question.gpu, asked.precision, asked.world_size))
+    rates = clock_facts(
+        question.gpu,
+        asked.precision,
+        asked.world_size,
+        nodes=asked.nodes,
+        network_bytes_per_second=question.loaded.spec.hardware.network_bytes_per_second,
     )
+    return Machine(question, estimator, Clock(question.model, rates))
 
 
 def solve(
