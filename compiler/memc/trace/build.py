@@ -115,6 +115,8 @@ def build(config: TrainingConfig, given: Given, *, shallow: bool) -> tuple[Any, 
         depths = shorten(model) if shallow else full_depths(model)
         if config.method is Method.QLORA:
             quantize(model, config, base_dtype(config))
+            if config.upcast_unquantized:
+                _upcast(model)
         wrapped = _with_adapters(model, config) if config.lora is not None else model
         if config.loss is LossHead.CHUNKED:
             _fuse_head(model, config)
@@ -122,6 +124,13 @@ def build(config: TrainingConfig, given: Given, *, shallow: bool) -> tuple[Any, 
             model.enable_input_require_grads()
     named = zip(depths, stacks_of(wrapped), strict=True)
     return wrapped, tuple(replace(depth, name=name) for depth, name in named)
+
+
+def _upcast(model: torch.nn.Module) -> None:
+    """Casts what is not quantised to fp32 (peft/utils/other.py, prepare_model_for_kbit_training)."""
+    for parameter in model.parameters():
+        if parameter.dtype in (torch.float16, torch.bfloat16) and type(parameter).__name__ != "Params4bit":
+            parameter.data = parameter.data.to(torch.float32)
 
 
 def _with_adapters(model: Any, config: TrainingConfig) -> Any:

@@ -160,6 +160,8 @@ def _not_modelled(config: TrainingConfig) -> tuple[str, ...]:
         found.append("gradient buckets of DistributedDataParallel")
     if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
         found.append("gathered weights, buckets, masters and optimizer states of the sharding engine")
+    if config.checkpoint_offload:
+        found.append("the way of checkpoints to host memory: they count as if they stayed on the GPU")
     if config.attention is Attention.FLASH_ATTENTION_2:
         found.append("buffers inside the flash-attn package's kernels")
     return tuple(found)
