@@ -11,6 +11,7 @@ from trace_cases import config
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from memc.facts.documents import read_spec
 from memc.facts.gpus import load_gpu
 from memc.facts.models import model_from_config
 from memc.ledger.constants import ledger_facts
@@ -68,6 +69,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**LATENT, "q_lora_rank": 96, "n_group": 4, "topk_group": 2},
 }
 TARGETS = {
+    "t5": ("q", "k", "v", "o"),
+    "bert": ("query", "key", "value"),
+    "bart": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
     "deepseek_v2": ("q_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
     "deepseek_v3": ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"),
@@ -85,9 +89,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def _deviation(model_type: str, changes: dict[str, Any]) -> float:
+def _deviation(model: dict[str, Any], changes: dict[str, Any]) -> float:
     """Returns by what part of the traced peak the ledger is off, the cuBLAS workspaces left out on both sides."""
-    model = {"model_type": model_type, **MODELS[model_type]}
+    model_type = model["model_type"]
     facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
     eager = {"attention": "eager"} if facts.groups[0].block.attention.eager_only else {}
     targets = TARGETS.get(model_type, ATTENTION)
@@ -101,7 +105,17 @@ def _deviation(model_type: str, changes: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize("model_type", MODELS)
 def test_allocated_peak_is_that_of_the_trace(model_type: str) -> None:
-    off = {name: _deviation(model_type, changes) for name, changes in CASES.items()}
+    model = {"model_type": model_type, **MODELS[model_type]}
+    off = {name: _deviation(model, changes) for name, changes in CASES.items()}
     assert max(off.values()) <= WORST, off
     assert min(off.values()) >= BELOW, off
     assert median(abs(value) for value in off.values()) <= MEDIAN, off
+
+
+@pytest.mark.parametrize("key", ["google-t5/t5-small", "google-bert/bert-base-uncased", "facebook/bart-base"])
+def test_models_of_other_objectives_are_near_their_trace(key: str) -> None:
+    model = dict(read_spec("models", key.replace("/", "--"))["config"])
+    cases = ("full-bf16-weights", "full-autocast", "full-padded", "lora")
+    off = {name: _deviation(model, {**CASES[name], "task": "pretrain"}) for name in cases}
+    assert max(off.values()) <= WORST, off
+    assert min(off.values()) >= BELOW, off

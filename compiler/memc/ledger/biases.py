@@ -99,3 +99,29 @@ def position_rows(machine: Machine, x: Tensor) -> Tensor:
 def given_labels(machine: Machine) -> Tensor:
     """Returns the labels of the batch, as they are."""
     return machine.outside("B*T", 1, 8, "labels")
+
+
+@operation
+def kept_below(machine: Machine, x: Tensor, trained: int, passed: int) -> Tensor:
+    """Returns `x`, which was made by operations that keep so many elements per position for their backward.
+
+    Args:
+        machine: The machine.
+        x: What they made.
+        trained: Elements that they keep when their weights train.
+        passed: Elements that they keep when only what lies below needs a gradient.
+    """
+    count = trained if machine.names["trains"] else passed
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        return [machine.keep(gradient)]
+
+    node = machine.track([x], [], backward)
+    rest = machine.new(x.unit, count, machine.names["compute"], "what made the input keeps")
+    machine.save(node, rest)
+    out = machine.view(x)
+    machine.produce(node, out)
+    machine.release(rest)
+    return out
