@@ -16,16 +16,16 @@ def checkpoint_entries(
     model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts
 ) -> list[Entry]:
     """Returns what a node holds while it saves and while it resumes."""
-    return [_save(model, config, counts, facts), _resume(config, counts, facts)]
+    weights = _save(model, config, counts, facts)
+    return [weights, _states(config, counts, weights.bytes), _resume(config, counts, facts)]
 
 
 def _save(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> Entry:
-    """Returns the larger of what is held while weights are written and while states are.
+    """Returns what is held while weights are written.
 
     Source: safetensors copies tensors to the host before it writes them. DeepSpeed: ZeRO-3 gathers 16-bit weights on
         rank 0; below it every rank copies its whole model to the host (accelerate get_state_dict, deepspeed
-        clone_tensors_for_torch_save), frozen weights and both names of a tied tensor too. Then every rank writes its
-        states, one storage after the other (torch serialization.py _save).
+        clone_tensors_for_torch_save), frozen weights and both names of a tied tensor too.
     """
     types, ranks, source = dtypes(config), config.gpus_per_node, "transformers save_pretrained"
     if config.engine is Engine.DEEPSPEED and config.zero_stage < 3:
@@ -43,15 +43,28 @@ def _save(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts:
     else:
         size = types.adapter * counts.adapters
         text = f"{types.adapter} B x {counts.adapters} adapter elements on rank 0"
-    zero = config.zero
+    return host_entry("weights-being-saved", Account.PARAMETERS, size, frozenset({Moment.SAVE}), text, source)
+
+
+def _states(config: TrainingConfig, counts: ParamCounts, weights: int) -> Entry:
+    """Returns what DeepSpeed's states take more than the weights, which are let go of before them.
+
+    Source: deepspeed engine.py save_checkpoint: every rank writes its own; torch serialization.py _save: one storage
+        after the other is copied to the host, unless it is there.
+    """
+    zero, size, storage = config.zero, 0, 0
     if zero is not None and zero.offload_optimizer is Offload.NONE:
         share = ceil_div(counts.trainable, config.world_size)
-        storage = min(share, zero.sub_group_elements) if zero.stage == 3 else share
-        states = ranks * zero.master_bytes * storage
-        if states > size:
-            size, text = states, f"{ranks} ranks x {zero.master_bytes} B x {storage} elements, one storage of states"
-            source = "deepspeed engine.py save_checkpoint; torch serialization.py _save"
-    return host_entry("weights-being-saved", Account.PARAMETERS, size, frozenset({Moment.SAVE}), text, source)
+        storage = zero.master_bytes * (min(share, zero.sub_group_elements) if zero.stage == 3 else share)
+        size = max(0, config.gpus_per_node * storage - weights)
+    return host_entry(
+        "state-being-written",
+        Account.OPTIMIZER_STATES,
+        size,
+        frozenset({Moment.SAVE}),
+        f"{config.gpus_per_node} ranks x {storage} B, one storage each, in place of {weights} B of weights",
+        "deepspeed engine.py save_checkpoint; torch serialization.py _save",
+    )
 
 
 def _resume(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> Entry:
