@@ -8,7 +8,6 @@ tensors and record what autograd keeps for backward; `backward` then runs the re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
 from typing import Any
 
 from memc.ledger.program import Expression, Function, ProgramError, Statement
@@ -368,7 +367,8 @@ class Machine:
         ready: list[tuple[int, int, Node]] = [(-root.sequence, 0, root)]
         order = 0
         while ready:
-            node = heappop(ready)[2]
+            ready.sort(key=lambda item: item[:2])
+            node = ready.pop(0)[2]
             if node.packed and self.first_use is None:
                 self.first_use = len(self.tape)
             received = [node.received.get(slot) for slot in range(max(node.received, default=-1) + 1)]
@@ -386,7 +386,7 @@ class Machine:
                 target.waiting -= 1
                 if not target.waiting:
                     order += 1
-                    heappush(ready, (-target.sequence, order, target))
+                    ready.append((-target.sequence, order, target))
 
     def give_up_saved(self) -> None:
         """Gives up what the running node kept, once its formula has been computed.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from memc.ledger.machine import WORKSPACE, Gradients, Machine, Tensor
-
-_Run = TypeVar("_Run", bound=Callable[..., Any])
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 """Operations by the name that programs call them by."""
 
 
-def operation(run: _Run) -> _Run:
+def operation(run: Callable[..., Any]) -> Callable[..., Any]:
     """Registers an operation under the name of its function, without a trailing underscore."""
     OPERATIONS[run.__name__.rstrip("_")] = run
     return run
@@ -274,7 +272,8 @@ def square(machine: Machine, x: Tensor) -> Tensor:
 @operation
 def cube(machine: Machine, x: Tensor) -> Tensor:
     """Returns x ** 3, keeping x; backward is that of `square`. Source: FunctionsManual.cpp pow_backward."""
-    return square(machine, x)
+    found: Tensor = square(machine, x)
+    return found
 
 
 @operation
@@ -409,7 +408,7 @@ def transpose(machine: Machine, x: Tensor) -> Tensor:
 def heads(machine: Machine, x: Tensor, size: int) -> Tensor:
     """Returns `x` as heads of `size`, heads first: ``view(...).transpose(1, 2)``."""
     tokens_first = split_heads(machine, x, size)
-    out = transpose(machine, tokens_first)
+    out: Tensor = transpose(machine, tokens_first)
     machine.release(tokens_first)
     return out
 

@@ -191,7 +191,8 @@ def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
     machine.release(given)
     widened = cast(machine, out, x.item)
     machine.release(out)
-    return widened
+    found: Tensor = widened
+    return found
 
 
 @operation
@@ -275,7 +276,8 @@ def _for_product(machine: Machine, x: Tensor) -> Tensor:
     compute = machine.names["compute"] if machine.names["autocast"] else x.item
     given = cast(machine, x, compute)
     if given.contiguous or machine.names["single"]:
-        return given
+        found: Tensor = given
+        return found
     out = machine.call("copy", [given])
     out.head_major = out.transposed
     machine.release(given)

@@ -172,7 +172,8 @@ def plain_product_with_bias(machine: Machine, weight: Weight, bias: Weight, x: T
     """Returns x times a parameter of `rows` rows, plus another: torch.nn.functional.linear of a router."""
     weight.bias = bias
     bias.rows, bias.columns = bias.elements, 1
-    return plain_product(machine, weight, x, rows)
+    found: Tensor = plain_product(machine, weight, x, rows)
+    return found
 
 
 @operation
