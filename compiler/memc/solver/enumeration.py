@@ -84,7 +84,9 @@ class _Shapes:
             after = probe
             for technique in options:
                 possible = technique.why_not(probe, self._situation) is None
-                found += [possible, technique.why_not(config, self._situation) is None]
+                found.append(possible)
+                if probe is not config and technique.dimension is not Dimension.MICRO_BATCH:
+                    found.append(technique.why_not(config, self._situation) is None)
                 if possible and after is probe and technique.dimension is not Dimension.MICRO_BATCH:
                     after = technique.apply(probe, self._situation)
             probe = after
@@ -117,6 +119,7 @@ class _Shapes:
         return Shape(
             changes=changes,
             techniques=used,
+            names=frozenset(technique.name for technique in used),
             rung=max((self._places[technique.name] for technique in used), default=1),
             accumulates=changed.gradient_accumulation_steps > 1,
             keys=tuple(kind.shape(changed) for kind in SHAPED if kind.shape is not None),

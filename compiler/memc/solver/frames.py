@@ -49,6 +49,7 @@ class Shape:
     Attributes:
         changes: Fields of the frame's configuration that it sets.
         techniques: In order of application.
+        names: Their names.
         rung: The highest among them; 1 without any.
         accumulates: Whether several micro-batches make a step.
         keys: For each part that depends on the shape, the settings it depends on.
@@ -56,6 +57,7 @@ class Shape:
 
     changes: dict[str, Any]
     techniques: tuple[Technique, ...]
+    names: frozenset[str]
     rung: int
     accumulates: bool
     keys: tuple[Hashable, ...]

@@ -24,7 +24,7 @@ from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, RunSettings
 from memc.solver.combinations import refused_combinations
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
-from memc.spec import LoadedSpec, ModuleSet
+from memc.spec import LoadedSpec, ModuleSet, Pin
 from memc.units import ceil_div, format_gib
 
 _RESERVE_PART = 50
@@ -336,7 +336,7 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
         padding_mask=pin.padding_mask if pin.padding_mask is not None else (not packing and micro > 1),
         attention=pin.attention or attention,
         loss=pin.loss or loss,
-        checkpoint_every=pin.activation_checkpointing or 0,
+        checkpoint_every=_checkpoint_every(pin),
         optimizer=pin.optimizer or Optimizer.ADAMW,
         lora=None if method is Method.FULL else lora,
         zero=None,
@@ -356,6 +356,11 @@ def _batch(micro: int | None, accumulation: int | None, per_rank: int) -> tuple[
     if accumulation is not None:
         return max(1, per_rank // accumulation), accumulation
     return per_rank, 1
+
+
+def _checkpoint_every(pin: Pin) -> int:
+    """Returns how many layers share a checkpoint, 0 for none: who offloads checkpoints has them."""
+    return int(bool(pin.checkpoint_offload)) if pin.activation_checkpointing is None else pin.activation_checkpointing
 
 
 def _frozen(loaded: LoadedSpec) -> frozenset[Dimension]:
@@ -394,10 +399,17 @@ def _ruled_out(loaded: LoadedSpec) -> frozenset[str]:
         names |= {"offload-optimizer", "offload-optimizer-nvme", "offload-param", "offload-param-nvme"}
     if pin.zero_stage == 2:
         names |= {"offload-optimizer-nvme", "offload-param", "offload-param-nvme"}
-    if pin.engine is Engine.DEEPSPEED:
+    moved = {pin.offload_optimizer, pin.offload_param} & {Offload.CPU, Offload.NVME}
+    if pin.engine is Engine.DEEPSPEED or moved:  # what FSDP moves it moves together
         names |= {"fsdp", "fsdp-hybrid"}
+    if pin.offload_optimizer is Offload.NVME or pin.offload_param in (Offload.CPU, Offload.NVME):
+        names |= {"zero-1", "zero-2"}
+    if pin.offload_optimizer is Offload.NONE:
+        names |= {"offload-param", "offload-param-nvme"}
     if pin.hybrid_sharding is False:
         names |= {"fsdp-hybrid", "zero-3-hybrid"}
+    if pin.hybrid_sharding:
+        names |= {"zero-1", "zero-2", "zero-3", "fsdp"}
     return frozenset(names)
 
 

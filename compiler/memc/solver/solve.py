@@ -10,7 +10,7 @@ from memc.config import Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
-from memc.solver.frames import Frame, Shape
+from memc.solver.frames import Frame, Line, Shape
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
 from memc.solver.reasons import reasons
@@ -98,28 +98,28 @@ def choose(machine: Machine) -> Timed | None:
     """
     space = machine.space()
     if machine.question.loaded.spec.objective is not Objective.LOWEST_RUNG:
-        return _fastest(machine)
+        return _quickest(machine, space.pairs())
     for rung in space.rungs:
-        by_preference: dict[tuple[int, int], list[tuple[Frame, Shape]]] = {}
-        for frame, shape in space.fitting(rung):
-            by_preference.setdefault(_preference(machine, frame), []).append((frame, shape))
+        by_preference: dict[tuple[int, int], list[tuple[Frame, Line]]] = {}
+        for frame, line in space.pairs(rung):
+            by_preference.setdefault(_preference(machine, frame), []).append((frame, line))
         for preference in sorted(by_preference):
-            best = _best(_timed(machine, by_preference[preference]))
+            best = _quickest(machine, by_preference[preference])
             if best is not None:
                 return best
     return None
 
 
-def _fastest(machine: Machine) -> Timed | None:
-    """Returns the best of the whole space by time alone.
+def _quickest(machine: Machine, pairs: Iterable[tuple[Frame, Line]]) -> Timed | None:
+    """Returns the best of some lines by time: the fastest that fits, but for the tie-break.
 
     Lines whose smallest micro-batch fits are timed, and asked for their memory in the order of their time, until what
     follows is slower than the tie-break allows.
     """
-    space, budget = machine.space(), machine.question.budget
+    budget = machine.question.budget
     possible = [
         (frame, shape)
-        for frame, line in space.pairs()
+        for frame, line in pairs
         if frame.bound(line.shapes[0]).within(budget) and frame.totals(line.shapes[0]).within(budget)
         for shape in line.shapes
     ]

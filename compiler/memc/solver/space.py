@@ -94,14 +94,15 @@ class Space:
             rung: The rung.
         """
         names = frozenset(technique.name for technique in techniques)
-        kept = {technique.name for technique in techniques if technique.dimension in SHAPE_DIMENSIONS}
+        kept = frozenset(technique.name for technique in techniques if technique.dimension in SHAPE_DIMENSIONS)
         budget, found = self.question.budget, []
         for index, (frame, line) in enumerate(self.pairs(rung)):
             own = frame.names == names - kept
-            for shape in line.shapes:
-                mine = {technique.name for technique in shape.techniques}
-                if own or mine == kept:
-                    found.append((len(names ^ (frame.names | mine)), -index, frame, shape))
+            found += [
+                (len(names ^ (frame.names | shape.names)), -index, frame, shape)
+                for shape in line.shapes
+                if own or shape.names == kept
+            ]
         if not found:
             return None
         least = min(item[0] for item in found)
@@ -120,7 +121,7 @@ class Space:
                 rest = names - frame.names
                 for line in frame.lines:
                     for shape in line.shapes:
-                        if len(shape.techniques) == len(rest) and {item.name for item in shape.techniques} == rest:
+                        if shape.names == rest:
                             return frame.candidate(shape)
         return None
 
