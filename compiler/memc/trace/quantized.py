@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.base import HfQuantizer
+from transformers.quantizers.quantizers_utils import should_convert_module
 
 from memc.config import TrainingConfig
 from memc.trace.optional import library
@@ -16,28 +19,31 @@ _NF4_NESTED_BLOCK = 256
 
 
 def quantize(model: Any, config: TrainingConfig, dtype: torch.dtype) -> None:
-    """Replaces the linears of the layers by 4-bit ones that compute in `dtype`; the rest stays as it was loaded.
+    """Replaces the linears that transformers replaces by 4-bit ones that compute in `dtype`; the rest stays as loaded.
 
-    Source: transformers/quantizers/quantizer_bnb_4bit.py (the head stays as it is).
+    Source: transformers/quantizers/base.py get_modules_to_not_convert (the head, tied weights, what a class keeps in
+        fp32), integrations/bitsandbytes.py replace_with_bnb_linear (subclasses of Linear stay as they are).
     """
     linear_4bit = library("bitsandbytes.nn", "a 4-bit base").Linear4bit
-    head = model.get_output_embeddings()
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is not torch.nn.Linear or child is head:
-                continue
-            linear = linear_4bit(
-                child.in_features,
-                child.out_features,
-                bias=child.bias is not None,
-                compute_dtype=dtype,
-                compress_statistics=config.double_quantization,
-                quant_type="nf4",
-                device="meta",
-            )
-            if linear.bias is not None:
-                linear.bias.data = linear.bias.data.to(dtype)
-            parent._modules[name] = linear
+    skipped = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
+    for name, child in list(model.named_modules()):
+        if not (isinstance(child, Conv1D) or type(child) is torch.nn.Linear):
+            continue
+        if not should_convert_module(name, skipped):
+            continue
+        inside, outside = child.weight.shape if isinstance(child, Conv1D) else reversed(child.weight.shape)
+        linear = linear_4bit(
+            inside,
+            outside,
+            bias=child.bias is not None,
+            compute_dtype=dtype,
+            compress_statistics=config.double_quantization,
+            quant_type="nf4",
+            device="meta",
+        )
+        if linear.bias is not None:
+            linear.bias.data = linear.bias.data.to(dtype)
+        model.set_submodule(name, linear)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
 
