@@ -26,7 +26,10 @@ def job_name(spec_name: str) -> str:
 
 def output_folder(command: str) -> str:
     """Returns the folder that a command writes to, without its last slash; ``.`` when it does not say."""
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a command that no shell would take
+        return "."
     for word, after in pairwise(words):
         if word in ("-o", "--output", "--out"):
             return after.rstrip("/") or "/"
