@@ -20,7 +20,11 @@ _WHOLE_BASE = "a 4-bit base is not partitioned at load: every GPU would first ho
 def _zero(stage: int, *, hybrid: bool = False) -> Callable[[TrainingConfig, Situation], TrainingConfig]:
     def apply(config: TrainingConfig, situation: Situation) -> TrainingConfig:
         hpz = config.gpus_per_node if hybrid else 1
-        return under_deepspeed(config, replace(situation.zero, stage=stage, hpz_partition=hpz))
+        zero = replace(situation.zero, stage=stage, hpz_partition=hpz)
+        if config.zero is not None:  # a pin may have moved something off the GPU already
+            held = config.zero
+            zero = replace(zero, offload_optimizer=held.offload_optimizer, offload_param=held.offload_param)
+        return under_deepspeed(config, zero)
 
     return apply
 
