@@ -255,17 +255,8 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
 
     plan, loaded = solved.result, solved.loaded
     assert isinstance(plan, Plan)
-    if not plan.run.train_data:
-        raise MemcError(
-            (
-                loaded.diagnostic(
-                    "data.train",
-                    "no-training-file",
-                    "data.train is not given: there is nothing that train.py could read",
-                    "name the training file; data.samples alone is enough for memc explain",
-                ),
-            )
-        )
+    if priced_only := _priced_only(loaded, plan):
+        raise MemcError(tuple(priced_only))
     if not _is_unicode(command):
         raise usage_error(
             "name-not-utf8",
@@ -291,6 +282,30 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     lock["digest"] = lock_digest(lock)
     files[LOCK_NAME] = json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     return dict(sorted(files.items()))
+
+
+def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
+    """Returns what of the plan has a price, and no file that could say it."""
+    found = []
+    if not plan.run.train_data:
+        found.append(
+            loaded.diagnostic(
+                "data.train",
+                "no-training-file",
+                "data.train is not given: there is nothing that train.py could read",
+                "name the training file; data.samples alone is enough for memc explain",
+            )
+        )
+    if plan.config.fsdp is not None and plan.config.fsdp.version != 2:
+        found.append(
+            loaded.diagnostic(
+                "pin.fsdp_version",
+                "fsdp1-not-written",
+                f"FSDP {plan.config.fsdp.version} can be priced, but memc writes FSDP 2 only",
+                "write fsdp_version: 2, or remove the line; memc explain prices version 1",
+            )
+        )
+    return found
 
 
 def compile_command(spec_path: Path, folder: Path) -> str:

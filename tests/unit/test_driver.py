@@ -419,4 +419,11 @@ def test_what_only_can_be_priced_is_not_rendered(tmp_path: Path) -> None:
     with pytest.raises(MemcError) as caught:
         texts(nothing, tmp_path / "out")
     assert caught.value.diagnostics[0].code == "no-training-file"
+    older = spec_at(tmp_path / "older.yaml", SMALL.replace("count: 1", "count: 2") + "pin: {fsdp_version: 1}\n")
+    with pytest.raises(MemcError) as caught:
+        texts(older, tmp_path / "out")
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "fsdp1-not-written"
+    assert problem.where is not None
+    assert problem.where.field == "pin.fsdp_version"
     assert not (tmp_path / "out").exists()
