@@ -70,6 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 TARGETS = {
     "t5": ("q", "k", "v", "o"),
+    "modernbert": ("Wqkv",),
     "bert": ("query", "key", "value"),
     "bart": ("q_proj", "k_proj", "v_proj", "out_proj"),
     "gptj": ("q_proj", "k_proj", "v_proj", "out_proj", "fc_in", "fc_out"),
@@ -112,7 +113,10 @@ def test_allocated_peak_is_that_of_the_trace(model_type: str) -> None:
     assert median(abs(value) for value in off.values()) <= MEDIAN, off
 
 
-@pytest.mark.parametrize("key", ["google-t5/t5-small", "google-bert/bert-base-uncased", "facebook/bart-base"])
+OTHERS = ("google-t5/t5-small", "google-bert/bert-base-uncased", "facebook/bart-base", "answerdotai/ModernBERT-base")
+
+
+@pytest.mark.parametrize("key", OTHERS)
 def test_models_of_other_objectives_are_near_their_trace(key: str) -> None:
     model = dict(read_spec("models", key.replace("/", "--"))["config"])
     cases = ("full-bf16-weights", "full-autocast", "full-padded", "lora")
