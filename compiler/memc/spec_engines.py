@@ -36,7 +36,7 @@ def _engine(spec: Spec) -> Iterator[Finding]:
     if pin.engine is not None:
         yield from _settings_of_other_engines(spec, pin.engine)
         return
-    zero = [name for name in ("zero_stage", *ZERO_PINS, *STATE_PINS) if _set(spec, name)]
+    zero = _of_deepspeed(spec)
     for name in FSDP_PINS:
         if zero and getattr(pin, name) is not None:
             yield Finding(
@@ -52,6 +52,12 @@ def _set(spec: Spec, name: str) -> bool:
     """Whether a pin asks for something rather than switching it off."""
     value = getattr(spec.pin, name)
     return value is not None and value is not False and value != Offload.NONE and (name, value) != ("zero_stage", 0)
+
+
+def _of_deepspeed(spec: Spec) -> list[str]:
+    """Returns the pins that only DeepSpeed can keep; offload to the CPU is FSDP's too."""
+    disk = [name for name in ("offload_optimizer", "offload_param") if getattr(spec.pin, name) is Offload.NVME]
+    return [name for name in ("zero_stage", *ZERO_PINS, *STATE_PINS) if _set(spec, name)] + disk
 
 
 def _settings_of_other_engines(spec: Spec, engine: Engine) -> Iterator[Finding]:
@@ -155,7 +161,7 @@ def _context_parallel(spec: Spec) -> Iterator[Finding]:
             hint="write a divisor of the number of GPUs",
             also=("hardware.count", "hardware.nodes"),
         )
-    zero = next((name for name in ("zero_stage", *ZERO_PINS, *STATE_PINS) if _set(spec, name)), None)
+    zero = next(iter(_of_deepspeed(spec)), None)
     if spec.pin.engine not in (None, Engine.FSDP):
         yield Finding(
             code="spec-context-parallel-engine",

@@ -43,6 +43,7 @@ def answer(pin: dict[str, Any], budget: str, objective: str) -> Plan | Infeasibl
         {"offload_param": "cpu"},
         {"offload_optimizer": "cpu", "offload_param": "cpu"},
         {"offload_optimizer": "cpu", "hybrid_sharding": False},
+        {"offload_optimizer": "nvme", "hybrid_sharding": True},
     ],
     ids=str,
 )

@@ -113,7 +113,8 @@ def wants_deepspeed(loaded: LoadedSpec) -> bool:
 
 def _names_deepspeed(loaded: LoadedSpec) -> bool:
     pin = loaded.spec.pin
-    return (pin.zero_stage or 0) > 0 or any(getattr(pin, name) for name in STATE_PINS)
+    disk = Offload.NVME in (pin.offload_optimizer, pin.offload_param)
+    return (pin.zero_stage or 0) > 0 or disk or any(getattr(pin, name) for name in STATE_PINS)
 
 
 def engine_contradictions(loaded: LoadedSpec) -> list[Diagnostic]:
