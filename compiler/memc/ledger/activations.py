@@ -243,6 +243,7 @@ def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerF
     _loss(bill, pile, model, config, mode, facts)
     _backward(bill, pile)
     _embedding(bill, model, config, mode)
+    _embedding_output(bill, pile, model, config, mode)
     _tables(bill, pile, model, config, mode)
     if config.eval_batch_size:
         _evaluation(bill, model, config, mode, facts)
@@ -293,10 +294,25 @@ def _forward(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, 
     layer = pile.layers[at]
     _waiting(bill, pile, at, Moment.FORWARD, forward=True)
     _running(bill, "forward-working-set", layer.forward, layer.forward_sum, pile.shapes, Moment.FORWARD, _SOURCE)
-    if not pile.layers[0].keeps_input and at:
-        size = mode.types.stream * model.hidden_size * config.micro_batch_tokens
-        text = f"{mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
-        bill.add("embedding-output", Account.ACTIVATIONS, size, Moment.FORWARD, lambda: text, _SOURCE)
+
+
+def _embedding_output(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
+    """Books what the embedding gives where no layer keeps it: the model's forward holds it as long as it runs.
+
+    With adapters and checkpointing it is a leaf that needs a gradient, which its accumulation node holds until the
+    step's backward reaches it; so it stays beside the checkpoints wherever the first layer reads something made of it.
+    Source: transformers modeling_utils.py enable_input_require_grads; torch/csrc/autograd/functions/accumulate_grad.h.
+    """
+    lowest = pile.layers[0]
+    leaf = not mode.trains and bool(config.checkpoint_every)
+    replaced = not lowest.keeps_input or (model.embedding_dropout and lowest.checkpointed)
+    size = mode.types.stream * model.hidden_size * config.micro_batch_tokens
+    text = f"{mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
+    moments = [Moment.FORWARD] if replaced and (leaf or pile.highest_forward()) else []
+    if replaced and leaf:
+        moments += [Moment.LOSS, Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING]
+    for moment in moments:
+        bill.add("embedding-output", Account.ACTIVATIONS, size, moment, lambda: text, _SOURCE)
 
 
 def _loss(
@@ -352,7 +368,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
     """
     totals = pile.backward_totals()
     ends = pile.pattern()
-    upper = max(range(len(totals) - ends, len(totals)), key=lambda index: (totals[index], index))
+    upper = max(range(len(totals) - ends + pile.before, len(totals)), key=lambda index: (totals[index], index))
     layer = pile.layers[upper]
     _waiting(bill, pile, upper, Moment.BACKWARD_FIRST_LAYER, forward=False)
     _running(
@@ -385,7 +401,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
     )
     if lower:
         waits = sum(below.waits + below.kept_casts for below in pile.layers[:lower])
-        counted = sum(between.gradients for between in pile.layers[1 : lower + 1])
+        counted = sum(between.gradients for between in pile.layers[pile.before + 1 : lower + 1])
         bill.add(
             "layers-below-less-their-gradients",
             Account.ACTIVATIONS,
