@@ -26,11 +26,11 @@ from memc.facts.records import BlockGroup, ModelFacts
 from memc.render import render
 from memc.rules import Severity, broken_rules, facts_of, load_rules, message
 from memc.rules.records import in_range
-from memc.solver.combinations import planned_versions
+from memc.solver.combinations import PlannedVersions
 from planmaker import make_config, make_gpu, make_lora, make_model, make_plan, make_zero
 from planspecs import answer_to, machine_of, plan_of, spec_text
 
-PLANNED = planned_versions()
+PLANNED = dict(PlannedVersions())
 _ZERO2 = make_config(engine=Engine.DEEPSPEED, stage=2, method=Method.FULL)
 _FSDP = make_config(engine=Engine.FSDP, method=Method.FULL)
 _QLORA_FSDP = make_config(engine=Engine.FSDP, method=Method.QLORA)

@@ -67,7 +67,7 @@ def broken_rules(
     return tuple(
         rule
         for rule in load_rules()
-        if rule.severity in wanted and rule.concerns(versions) and all(test.holds(values) for test in rule.when)
+        if rule.severity in wanted and all(test.holds(values) for test in rule.when) and rule.concerns(versions)
     )
 
 

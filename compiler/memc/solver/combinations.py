@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from memc.config import LoraConfig, Method, TrainingConfig
@@ -13,9 +14,25 @@ from memc.spec import LoadedSpec
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
 
 
-def planned_versions() -> dict[str, str]:
-    """Returns the version of each package that a folder is planned for."""
-    return {name: str(load_fact(f"stack.{name}").value) for name in _PACKAGES}
+class PlannedVersions(Mapping[str, str]):
+    """The version of each package that a folder is planned for; a fact is read only when a rule asks for it."""
+
+    def __getitem__(self, name: str) -> str:
+        if name not in _PACKAGES:
+            raise KeyError(name)
+        return str(load_fact(f"stack.{name}").value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _PACKAGES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PACKAGES)
+
+    def __len__(self) -> int:
+        return len(_PACKAGES)
+
+
+_VERSIONS = PlannedVersions()
 
 
 def refused_combinations(
@@ -30,12 +47,12 @@ def refused_combinations(
         model: Facts of the model.
         gpu: Facts of the card.
     """
-    versions, found = planned_versions(), []
+    found = []
     by_method = []
     for method in loaded.spec.methods:
         adapters = None if method is Method.FULL else config.lora or lora
         values = facts_of(replace(config, method=method, lora=adapters), model, gpu)
-        by_method.append((values, broken_rules(values, versions, (Severity.ERROR,))))
+        by_method.append((values, broken_rules(values, _VERSIONS, (Severity.ERROR,))))
     values, rules = by_method[0]
     for rule in rules:
         if all(rule in others for _, others in by_method):
@@ -47,7 +64,7 @@ def refused_combinations(
 def combination_warnings(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> list[str]:
     """Returns the sentences of all rules that warn of a configuration."""
     values = facts_of(config, model, gpu)
-    rules = broken_rules(values, planned_versions(), (Severity.WARNING,))
+    rules = broken_rules(values, _VERSIONS, (Severity.WARNING,))
     return [f"{message(rule, values)}: {rule.fix} ({rule.id})" for rule in rules]
 
 
