@@ -13,7 +13,9 @@ from trace_cases import config
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from memc.facts.models import model_from_config
 from memc.trace import trace_step
+from memc.trace.build import build
 from memc.trace.loop import record_steps
 from memc.trace.peaks import peaks_by_instant
 from memc.trace.records import Recording
@@ -89,3 +91,24 @@ def test_gated_delta_rule_and_full_attention_repeat_every_fourth_layer() -> None
     trace = trace_step(config(length=64, precision="bf16_pure"), model)
     assert (trace.layers, trace.traced_layers) == (48, 8)
     assert trace.stacks[0].window is not None and trace.stacks[0].window.period == 4
+    assert any("causal_conv1d and fla" in line for line in trace.not_modelled)
+
+
+FOUR_BIT: dict[str, dict[str, Any]] = {
+    "openai-community--gpt2": {"n_layer": 2},
+    "facebook--opt-350m": {"num_hidden_layers": 2},
+    "bigcode--starcoder2-3b": {"num_hidden_layers": 2},
+    "google-bert--bert-base-uncased": {"num_hidden_layers": 2},
+    "google-t5--t5-small": {"num_layers": 2, "num_decoder_layers": 2},
+    "Qwen--Qwen2.5-0.5B": {"num_hidden_layers": 2},
+}
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_facts_and_trace_agree_on_what_becomes_4_bit(name: str) -> None:
+    model = _model(name, FOUR_BIT[name])
+    facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
+    counted = sum(linear.weight_params * count for linear, count in facts.linear_modules() if linear.quantized)
+    built, _ = build(config(method="qlora", targets=facts.linear_names()), model, shallow=False)
+    packed = [module for module in built.modules() if type(module).__name__ == "Linear4bit"]
+    assert sum(module.in_features * module.out_features for module in packed) == counted > 0

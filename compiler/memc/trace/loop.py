@@ -14,7 +14,7 @@ from memc.config import Engine, LossHead, Optimizer, Precision, Task, TrainingCo
 from memc.trace.batch import Batch, batch_for
 from memc.trace.build import Given, build, place, uses_autocast
 from memc.trace.kernels import kernel_buffers
-from memc.trace.optional import library
+from memc.trace.optional import library, packages_left_out
 from memc.trace.quantized import quantization_constants
 from memc.trace.records import H100, Card, Owner, Recording, Stage
 from memc.trace.semantics import LikeCuda, cuda_answers, cuda_semantics
@@ -29,11 +29,19 @@ _PAGED_MIN_ELEMENTS = 100_000
 
 @dataclass(frozen=True)
 class Run:
-    """The record of two optimizer steps at full depth, and how it was made."""
+    """The record of two optimizer steps at full depth, and how it was made.
+
+    Attributes:
+        recording: The record.
+        stacks: Every stack of layers, with the depth that was run.
+        assumes: What was assumed about the batch.
+        packages: Packages with kernels for this model, in whose place torch's own operators ran.
+    """
 
     recording: Recording
     stacks: tuple[StackDepth, ...]
     assumes: tuple[str, ...]
+    packages: tuple[str, ...]
 
 
 def record_steps(
@@ -78,7 +86,7 @@ def record_steps(
         record = repeated_in_time(record, gradients, stand_ins)
     for stack in stacks:
         record = whole_depth(record, stack)
-    return Run(record, stacks, batch.assumes)
+    return Run(record, stacks, batch.assumes, packages_left_out(model))
 
 
 def _tape(card: Card, like_cuda: bool, without_data: bool) -> Tape:

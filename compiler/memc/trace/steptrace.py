@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from memc.config import Attention, Engine, TrainingConfig
+from memc.config import Attention, Engine, Method, Quantization, TrainingConfig
 from memc.ledger.entries import Account, Moment, Phase
 from memc.trace.attribution import ACCOUNTS, PhasePeak, TimelinePoint, phase_peaks, timeline
 from memc.trace.build import Given
@@ -149,11 +149,11 @@ def result_of(config: TrainingConfig, run: Run, card: Card, started: float) -> S
         ),
         seconds=time.perf_counter() - started,
         assumes=run.assumes,
-        not_modelled=_not_modelled(config),
+        not_modelled=_not_modelled(config, run.packages),
     )
 
 
-def _not_modelled(config: TrainingConfig) -> tuple[str, ...]:
+def _not_modelled(config: TrainingConfig, packages: tuple[str, ...]) -> tuple[str, ...]:
     """Returns what a run of this configuration allocates and the trace does not see."""
     found = ["workspaces of cuDNN: convolutions, and attention where torch chooses it"]
     if config.engine is Engine.DDP:
@@ -162,6 +162,10 @@ def _not_modelled(config: TrainingConfig) -> tuple[str, ...]:
         found.append("gathered weights, buckets, masters and optimizer states of the sharding engine")
     if config.checkpoint_offload:
         found.append("the way of checkpoints to host memory: they count as if they stayed on the GPU")
+    if config.method is Method.QLORA and config.quantization is Quantization.GPTQ:
+        found.append("GPTQ's packing and kernels: the base counts as NF4")
+    if packages:
+        found.append(f"kernels of {' and '.join(packages)}, where installed: torch's operators count in their place")
     if config.attention is Attention.FLASH_ATTENTION_2:
         found.append("buffers inside the flash-attn package's kernels")
     return tuple(found)
