@@ -133,7 +133,7 @@ class ZeroConfig:
         overlap_comm: Whether a second bucket lets reduction overlap with backward.
         hpz_partition: `zero_hpz_partition_size`: ranks that share a second copy of the weights, so that gathering stays
             among them; 1 keeps no second copy. Stage 3 only.
-        partitioned_at_load: Stage 3: whether weights are cut while they are loaded (`zero.Init`, as under transformers),
+        partitioned_at_load: Stage 3: whether weights are cut while they are loaded (`zero.Init`, as transformers does),
             or the whole model is put on every GPU first.
         bf16_master_weights: Whether masters and reduced gradients are bf16 (`bf16_master_weights_and_grads`).
         bf16_states: Whether Adam's moments are bf16 (`bf16_optimizer_states`); needs `bf16_master_weights`.
@@ -141,7 +141,7 @@ class ZeroConfig:
         nvme_buffers: `buffer_count` of those buffers.
         nvme_resident_elements: `max_in_cpu`, parameter elements that stay in host memory all the same.
         nvme_state_buffers: `buffer_count` of the optimizer's buffers, each as large as the largest sub-group.
-        nvme_block_bytes, nvme_queue_depth, nvme_threads: `aio`: size of one request, requests in flight, threads of one.
+        nvme_block_bytes, nvme_queue_depth, nvme_threads: `aio`: size of a request, requests in flight, threads.
     """
 
     stage: int

@@ -140,10 +140,13 @@ class _Bill:
 
 
 def _host_line(bill: ResourceLedger, budget_bytes: int | None) -> _Sentence:
+    """Returns what a node's memory holds; what only resuming takes is said apart, since it does not decide a fit."""
     limit = f" of {format_gib(budget_bytes)}" if budget_bytes is not None else ""
-    return _Sentence(
-        f"host memory of one node: {format_gib(bill.required_bytes)}{limit}, peak in phase {bill.binding_phase}"
-    )
+    peaks = bill.by_phase()
+    resuming = peaks.pop(Phase.RESUME, 0)
+    phase = max(peaks, key=lambda name: peaks[name])
+    more = f"; resuming takes {format_gib(resuming)}" if resuming > peaks[phase] else ""
+    return _Sentence(f"host memory of one node: {format_gib(peaks[phase])}{limit}, peak in phase {phase}{more}")
 
 
 def _trail_table(trail: tuple[TrailStep, ...]) -> Table:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from memc.config import AdapterPrecision, Engine, Method, Optimizer, Precision
+from memc.config import AdapterPrecision, Engine, LossHead, Method, Optimizer, Precision
 from memc.errors import MemcError
-from memc.plan import Verdict
+from memc.plan import Infeasible, Verdict
 from memc.units import GIB
 from planspecs import answer_to, machine_of, plan_of, refusal_of, spec_text
 
@@ -168,3 +168,18 @@ def test_facts_that_a_plan_rests_on_are_kept() -> None:
     facts = plan_of(spec_text()).facts
     assert facts["models.Qwen/Qwen2.5-7B.params"] == "7615616512"
     assert "gpus.rtx-4090.capacity_bytes" in facts
+
+
+def test_what_the_spec_has_already_fulfils_a_requirement_and_stays() -> None:
+    plan = plan_of(spec_text(method="[lora, qlora]", more="ladder: {require: [lora, chunked-loss]}\n"))
+    assert plan.config.method is Method.LORA
+    assert plan.config.loss is LossHead.CHUNKED
+
+
+def test_leaving_out_requirements_is_offered_only_where_it_helps() -> None:
+    helped = answer_to(spec_text(more="ladder: {require: [qlora, zero-2]}\n"))
+    assert isinstance(helped, Infeasible)
+    assert [item.needed for item in helped.relaxations if item.input == "ladder.require"] == ["nothing"]
+    lost = answer_to(spec_text(model="meta-llama/Llama-3.1-70B", more="ladder: {require: [qlora, zero-2]}\n"))
+    assert isinstance(lost, Infeasible)
+    assert not [item for item in lost.relaxations if item.input == "ladder.require"]

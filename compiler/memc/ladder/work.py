@@ -143,7 +143,7 @@ def _fp8_why_not(_config: TrainingConfig, situation: Situation) -> str | None:
     if capability is None or capability < _FP8_FROM:
         return f"{situation.gpu.name} has no FP8 matrix units"
     return (
-        "FP8 products keep the 16- or 32-bit weights and make 8-bit copies beside them: they save time, not memory, and "
+        "FP8 products keep 16- or 32-bit weights and make 8-bit copies beside them: they save time, not memory, and "
         "need torchao or Transformer Engine, for which memc writes nothing"
     )
 

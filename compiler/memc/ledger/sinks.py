@@ -86,7 +86,10 @@ def largest_of_row(machine: Machine, x: Tensor) -> Tensor:
 
 @operation
 def less(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
-    """Returns a - b, with b the same along each row: its gradient is negated, then summed. Source: derivatives.yaml sub."""
+    """Returns a - b, with b the same along each row: its gradient is negated, then summed.
+
+    Source: derivatives.yaml sub.
+    """
     b_shape = (b.unit, b.width, b.item)
     edges = [a.node is not None, b.node is not None]
 
@@ -126,7 +129,10 @@ def without_column(machine: Machine, x: Tensor) -> Tensor:
 
 @operation
 def clamped(machine: Machine, x: Tensor, bounds: int) -> Tensor:
-    """Returns x within one or two bounds, keeping x; backward compares again. Source: FunctionsManual.cpp clamp_backward."""
+    """Returns x within one or two bounds, keeping x; backward compares again.
+
+    Source: FunctionsManual.cpp clamp_backward.
+    """
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients

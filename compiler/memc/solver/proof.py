@@ -5,7 +5,7 @@ from __future__ import annotations
 from memc.ladder import LADDER
 from memc.ledger import Account, Ledger, Resource
 from memc.ledger.entries import Moment
-from memc.plan import Infeasible, Relaxation
+from memc.plan import Infeasible
 from memc.solver.frames import Candidate
 from memc.solver.relaxations import Rebuild, relaxations
 from memc.solver.resolve import Question
@@ -46,7 +46,7 @@ def infeasible(machine: Machine, rebuild: Rebuild) -> Infeasible:
         gpu=question.gpu,
         causes=((impossible,) if impossible else ()) + _causes(machine, closest, ledger, binding),
         trail=trail(machine, None),
-        relaxations=_without_requirements(question, impossible) or relaxations(machine, rebuild, too_slow=fits),
+        relaxations=relaxations(machine, rebuild, too_slow=fits),
         considered=space.considered,
     )
 
@@ -64,14 +64,6 @@ def _impossible(question: Question) -> str:
     names = ", ".join(technique.name for technique in required)
     why = "; ".join(found) or "they exclude each other"
     return f"no configuration can use {names}, which ladder.require names ({why})"
-
-
-def _without_requirements(question: Question, impossible: str) -> tuple[Relaxation, ...]:
-    """Returns the one way out when the requirements cannot hold; nothing when they can."""
-    if not impossible:
-        return ()
-    now = ", ".join(sorted(question.required))
-    return (Relaxation(input="ladder.require", now=now, needed="nothing", reason="what it names cannot be used here"),)
 
 
 def _binding(machine: Machine, candidate: Candidate) -> Resource:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from memc.config import Method, Precision
@@ -342,7 +342,7 @@ def _without_ladder(variations: _Variations) -> list[Relaxation]:
     """Returns the ruled out or required techniques of which one alone, once left open, lets the solver find a plan."""
     found = []
     for field in ("forbid", "require"):
-        names: Iterable[str] = getattr(variations.spec.ladder, field)
+        names: tuple[str, ...] = tuple(getattr(variations.spec.ladder, field))
         for name in names:
             rest = tuple(other for other in names if other != name)
             if variations.feasible(ladder={field: rest}):
@@ -350,4 +350,8 @@ def _without_ladder(variations: _Variations) -> list[Relaxation]:
                 reason = f"{name} left open, memc finds a plan that fits"
                 found.append(Relaxation(input=f"ladder.{field}", now=now, needed=needed, reason=reason))
                 break
+        else:
+            if len(names) > 1 and variations.feasible(ladder={field: ()}):
+                reason = "none of them named, memc finds a plan that fits"
+                found.append(Relaxation(input=f"ladder.{field}", now=", ".join(names), needed="nothing", reason=reason))
     return found

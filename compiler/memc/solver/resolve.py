@@ -19,7 +19,7 @@ from memc.config import (
 )
 from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets
-from memc.ladder import Dimension, Situation, technique_names
+from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, RunSettings
 from memc.solver.combinations import refused_combinations
@@ -134,24 +134,26 @@ def resolve(
         note = "HOST MEMORY NOT CHECKED, though states go there" if pinned else "host memory is not checked"
         offloads = "" if pinned else ", nothing offloads"
         assumptions = (*assumptions, f"hardware.host_memory is not given: {note}{offloads}")
+    situation = Situation(
+        model=model,
+        gpu=gpu,
+        host_bytes=budget.host_bytes,
+        methods=spec.methods,
+        lora=lora,
+        zero=zero,
+        fsdp=fsdp,
+        nvme_bytes=budget.nvme_bytes,
+    )
+    kept = _fulfilled(loaded, config, situation)
     return Question(
         loaded=loaded,
         model=model,
         gpu=gpu,
         asked=config,
-        situation=Situation(
-            model=model,
-            gpu=gpu,
-            host_bytes=budget.host_bytes,
-            methods=spec.methods,
-            lora=lora,
-            zero=zero,
-            fsdp=fsdp,
-            nvme_bytes=budget.nvme_bytes,
-        ),
-        frozen=_frozen(loaded),
+        situation=situation,
+        frozen=_frozen(loaded) | {technique.dimension for technique in kept},
         forbidden=frozenset(spec.ladder.forbid) | _ruled_out(loaded),
-        required=frozenset(spec.ladder.require),
+        required=frozenset(spec.ladder.require) - {technique.name for technique in kept},
         budget=budget,
         given_samples=samples,
         samples=sequences,
@@ -159,6 +161,12 @@ def resolve(
         length_share=share,
         assumptions=assumptions,
     )
+
+
+def _fulfilled(loaded: LoadedSpec, asked: TrainingConfig, situation: Situation) -> list[Technique]:
+    """Returns the required techniques that the run as asked has already: what they decide then stays as it is."""
+    required = loaded.spec.ladder.require
+    return [item for item in LADDER if item.name in required and item.apply(asked, situation) == asked]
 
 
 def usable_host_bytes(size_bytes: int) -> int:
