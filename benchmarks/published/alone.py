@@ -18,6 +18,7 @@ from memc.ledger.products import Weight
 from memc.ledger.program import parse_program
 from memc.units import MIB, ceil_div, next_power_of_two
 
+from published.preference import chunk_bytes, whole_program
 from published.records import Record, Skip
 
 _ROWS = "B*T"
@@ -72,8 +73,9 @@ def is_operation(record: Record) -> bool:
 def operation_bytes(record: Record) -> int:
     """Returns the allocated peak of the operation that a record measures.
 
-    Source: github.com/linkedin/Liger-Kernel@v0.3.0 and v0.4.2 benchmark/scripts/benchmark_*.py: what a benchmark
-        allocates, and that its backward keeps the graph for norms and SwiGLU.
+    Source: github.com/linkedin/Liger-Kernel@v0.3.0 and v0.4.2 benchmark/scripts/benchmark_*.py, and of preference
+        losses @02a168d and @6b2fd02: what a benchmark allocates, and that its backward keeps the graph for norms and
+        SwiGLU.
 
     Raises:
         Skip: For an operation that is not described.
@@ -88,7 +90,12 @@ def operation_bytes(record: Record) -> int:
         ("cross_entropy", "liger"): lambda: _rows(extra) * (4 * int(size) + 12),
         ("fused_linear_cross_entropy", "huggingface"): lambda: _whole_head(int(size), extra),
         ("fused_linear_cross_entropy", "liger"): lambda: _chunked_head(int(size), extra),
+        ("fused_linear_orpo_loss", "huggingface"): lambda: _whole_preference(name, int(size), extra),
+        ("fused_linear_orpo_loss", "liger"): lambda: _chunked_preference(int(size), extra),
+        ("fused_linear_simpo_loss", "huggingface"): lambda: _whole_preference(name, int(size), extra),
+        ("fused_linear_simpo_loss", "liger"): lambda: _chunked_preference(int(size), extra),
         ("rms_norm", "huggingface"): lambda: peak_bytes(_norm(int(size), extra)),
+        ("rms_norm", "liger"): lambda: _fused_norm(int(size), extra),
         ("swiglu", "huggingface"): lambda: peak_bytes(_swiglu(int(size), extra, _SWIGLU)),
         ("swiglu", "liger"): lambda: peak_bytes(_swiglu(int(size), extra, _FUSED_SWIGLU)),
     }
@@ -123,6 +130,17 @@ def _norm(width: int, extra: Mapping[str, Any]) -> Operation:
         retains=True,
         given_gradient=True,
     )
+
+
+def _fused_norm(width: int, extra: Mapping[str, Any]) -> int:
+    """Returns Liger's norm: its backward writes over the gradient it is given and makes fp32 products of every row.
+
+    Source: github.com/linkedin/Liger-Kernel@v0.2.1 src/liger_kernel/ops/rms_norm.py: ``dW`` has the shape of the input
+        and the type of the weight, and is summed over rows; a root of every row is kept in fp32.
+    """
+    rows = int(extra["M"])
+    kept = 4 * 2 * rows * width + 4 * rows  # input, output, its gradient, the input's of the run before; the roots
+    return kept + 4 * rows * width + 4 * 4 * width  # two modules' weights, a gradient and that of the run before
 
 
 def _swiglu(length: int, extra: Mapping[str, Any], program: str) -> Operation:
@@ -163,6 +181,29 @@ def _chunked_head(rows: int, extra: Mapping[str, Any]) -> int:
     return weights + inputs + (2 + 4) * chunk * vocab + 8 * MIB
 
 
+def _whole_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
+    """Returns a head with the loss of preference pairs in torch; the other implementation's module lies beside it."""
+    length, vocab, hidden = int(extra["T"]), int(extra["V"]), int(extra["H"])
+    one = Operation(
+        program=whole_program(name, length, vocab),
+        rows=samples * length,
+        width=hidden,
+        item=2,
+        weights={"head": (vocab, hidden, 2)},
+        retains=False,
+        given_gradient=False,
+    )
+    return peak_bytes(one) + 2 * vocab * hidden
+
+
+def _chunked_preference(samples: int, extra: Mapping[str, Any]) -> int:
+    """Returns Liger's head and loss of preference pairs, one pair at a time."""
+    length, vocab, hidden = int(extra["T"]), int(extra["V"]), int(extra["H"])
+    weights = 4 * 2 * vocab * hidden  # two modules, the new gradient and that of the run before
+    inputs = 3 * 2 * samples * length * hidden  # the input, its new gradient and that of the run before
+    return weights + inputs + chunk_bytes(length, vocab, hidden) + 8 * MIB
+
+
 def peak_bytes(one: Operation) -> int:
     """Returns the largest sum of what is alive in one forward and backward of an operation, all of it included."""
     names: dict[str, Any] = {
@@ -180,9 +221,7 @@ def peak_bytes(one: Operation) -> int:
     machine.new(_ROWS, one.width, one.item, "gradient of the run before")
     machine.leaf(x, _accumulated, sequence=0)
     y = machine.call("alone", [x])
-    gradient = machine.like(y, "gradient of the output")
-    if one.given_gradient:
-        machine.keep(gradient)
+    gradient = _output_gradient(machine, y, one)
     names["backward runs"] = True
     assert y.node is not None
     machine.backward(y.node, gradient)
@@ -190,6 +229,19 @@ def peak_bytes(one: Operation) -> int:
     peaks = peaks_of(machine.tape, machine.storages)
     weights = sum(2 * rows * columns * item for rows, columns, item in one.weights.values())
     return peaks.largest(shapes).bytes(shapes) + weights
+
+
+def _output_gradient(machine: Machine, y: Tensor, one: Operation) -> Tensor:
+    """Returns the gradient that backward starts from. One that is given has the input's type and lives on.
+
+    Where the output has another type, a cast of it stays until backward ends, for it takes its place in the list that
+    the caller holds.
+    Source: torch/csrc/autograd/engine.cpp Engine::execute: validate_outputs writes to the inputs it was given.
+    """
+    if not one.given_gradient:
+        return machine.like(y, "gradient of the output")
+    given = machine.like(y, "given gradient of the output", item=one.item)
+    return machine.keep(given if one.item == y.item else machine.like(y, "given gradient, cast"))
 
 
 def _accumulated(machine: Machine, gradients: Gradients) -> list[Tensor | None]:

@@ -1,0 +1,52 @@
+"""A linear head with a loss of preference pairs: what torch runs, and the buffers of Liger's compiled chunk.
+
+Half of the rows are the chosen answers. A slice of half the columns weighs the same, and is what the programs take.
+"""
+
+from __future__ import annotations
+
+_CHOSEN = "token_loss(log_softmax(slice(logits, {half})), shifted_labels())"
+_MEAN = (
+    "def alone(x):\n"
+    "    logits = base_linear(head, x)\n"
+    f"    chosen = {_CHOSEN}\n"
+    "    return chosen + mean(log_softmax(logits))\n"
+)
+_SCORED = (
+    "def alone(x):\n"
+    "    logits = cast(base_linear(head, x), 4)\n"
+    f"    chosen = {_CHOSEN}\n"
+    "    return chosen + token_loss(log_softmax(logits), shifted_labels())\n"
+)
+_MEAN_LENGTH = 4096
+
+
+def whole_program(name: str, length: int, vocab: int) -> str:
+    """Returns the program of torch's likelihood of the chosen answers and preference of a pair.
+
+    The first script of ORPO, which ran sequences of 4096, takes the mean of all log-probabilities of 16-bit logits.
+    Every later one turns the logits to fp32 and gathers the labels' log-probabilities; a gather makes what the loss of
+    tokens makes, zeros of the size of what it read.
+    Source: github.com/linkedin/Liger-Kernel@02a168d benchmark/scripts/benchmark_orpo_loss.py TorchLMHeadORPO; @6b2fd02
+        test/chunked_loss/test_orpo_loss.py HF_ORPO_Loss; @ebd5303 test/utils.py HFAlignmentLoss.
+
+    Args:
+        name: The benchmark's name of the operation.
+        length: Tokens of a sequence.
+        vocab: Rows of the head.
+    """
+    first = name == "fused_linear_orpo_loss" and length == _MEAN_LENGTH
+    return (_MEAN if first else _SCORED).format(half=vocab // 2)
+
+
+def chunk_bytes(length: int, vocab: int, hidden: int) -> int:
+    """Returns the largest sum of buffers of one compiled chunk, a chosen and a rejected sequence side by side.
+
+    Logits of 16 bits and the fp32 zeros that the gather's gradient is scattered into lie there together; the gradient
+    is written over the logits. Then the zeros are gone, and the gradients of inputs and weight are made beside it.
+    Source: src/liger_kernel/chunked_loss/fused_linear_preference.py accumulate_chunk; the wrapper that Inductor writes
+        for it: buffers of the matmul, of scatter_add (which is not fused), and the matmul's buffer used again.
+    """
+    rows = 2 * length
+    inputs, logits, zeros = 2 * rows * hidden, 2 * rows * vocab, 4 * rows * vocab
+    return inputs + logits + max(zeros, inputs + 2 * vocab * hidden)
