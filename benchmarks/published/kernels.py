@@ -264,7 +264,7 @@ def litgpt_linear(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 
     Source: bitsandbytes 0.41.1 autograd/_functions.py MatMul4Bit: ctx.tensors = (A, B); None in place of A from 0.43.
     """
-    out = base_linear(machine, weight, x)
+    out: Tensor = base_linear(machine, weight, x)
     if weight.quantized:
         machine.save(out.node, x)
     return out
