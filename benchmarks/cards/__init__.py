@@ -1,0 +1,1 @@
+"""Measurements on a card: rates, and memory and time of training steps."""
