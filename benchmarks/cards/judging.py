@@ -65,17 +65,12 @@ def hold(case: Case, record: Mapping[str, Any]) -> Held:
 
     Args:
         case: Its configuration.
-        record: What the card measured (`cards.measuring`).
+        record: What was measured of it (`cards.corpus.results`).
     """
     ledger = priced(case.model, case.config)
     gpu = ledger.gpu
     ran = record["kind"] == "measured"
-    steps = [record[name] for name in ("first_step", "steady_step")] if ran else []
-    peaks = {
-        phase: {kind: max(step[phase][kind] for step in steps) for kind in ("allocated", "reserved")}
-        for phase in ("forward", "backward", "step")
-        if ran
-    }
+    peaks: Mapping[str, Mapping[str, int]] = record.get("peaks", {})
     by_phase = _by_phase(ledger)
     capacity = load_gpu(GPU).capacity_bytes
     assert capacity is not None
