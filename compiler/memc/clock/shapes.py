@@ -114,7 +114,8 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
     if compute.quantized:
         launched += sum(_DEQUANTIZING_KERNELS for linear in block.linears if linear.quantized)
     if block.mlp.experts:
-        launched += block.mlp.experts * _EXPERT_KERNELS if eager else _EXPERT_KERNELS
+        apart = eager and compute.experts_apart
+        launched += block.mlp.experts * _EXPERT_KERNELS if apart else _GROUPED_KERNELS if eager else _EXPERT_KERNELS
     # Backward: a product has two products behind it, an operation with two inputs two gradients.
     return Between(forward, launched), Between(backward, 2 * launched)
 
@@ -122,6 +123,9 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
 _ADAPTER_KERNELS = 6  # cast, dropout, two products, scale, add
 _DEQUANTIZING_KERNELS = 4  # statistics unpacked, their offset added, a buffer made, the weight written
 _EXPERT_KERNELS = 8  # select, gather, two products, activation, gate, scale, scatter
+# Sort, places, two gathers, cast, count, offsets, two grouped products, activation, gate, scale, unsort (3), sum:
+# transformers 5.24.0 integrations/moe.py, grouped_mm_experts_forward.
+_GROUPED_KERNELS = 16
 
 
 def _norm(norm: Norm, stream: int, size: int, *, eager: bool) -> tuple[float, float, int]:

@@ -84,6 +84,8 @@ class Compute:
         gathered: Whether weights are gathered before each use: every rank copies them out of the collective's buffer.
         tensor_parallel: Ranks that share every matrix product.
         stages: Pipeline stages that share the layers.
+        experts_apart: Whether eager code runs experts one after another (transformers before 5) rather than in one
+            grouped product.
     """
 
     samples: int
@@ -108,6 +110,7 @@ class Compute:
     gathered: bool = False
     tensor_parallel: int = 1
     stages: int = 1
+    experts_apart: bool = False
 
     @property
     def tokens(self) -> int:

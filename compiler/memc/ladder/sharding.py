@@ -33,6 +33,8 @@ def _zero_why_not(stage: int, *, hybrid: bool = False) -> Callable[[TrainingConf
     def why_not(config: TrainingConfig, _situation: Situation) -> str | None:
         if config.world_size == 1:
             return "over one rank ZeRO divides nothing"
+        if config.zero_stage > stage:
+            return f"ZeRO-{config.zero_stage} shards more already"
         if hybrid and config.nodes == 1:
             return "there is one node: gathering never leaves it"
         if hybrid and config.gpus_per_node == 1:

@@ -163,10 +163,16 @@ def resolve(
     )
 
 
+_STANDING = (Dimension.METHOD, Dimension.STATES, Dimension.SHARDING, Dimension.LOSS, Dimension.CHECKPOINTING)
+
+
 def _fulfilled(loaded: LoadedSpec, asked: TrainingConfig, situation: Situation) -> list[Technique]:
-    """Returns the required techniques that the run as asked has already: what they decide then stays as it is."""
-    required = loaded.spec.ladder.require
-    return [item for item in LADDER if item.name in required and item.apply(asked, situation) == asked]
+    """Returns the required techniques that the run as asked has already: what they decide then stays as it is.
+
+    Only what can stand in a spec by itself is looked at, not what another technique must come before.
+    """
+    named = [item for item in LADDER if item.name in loaded.spec.ladder.require]
+    return [item for item in named if item.dimension in _STANDING and item.apply(asked, situation) == asked]
 
 
 def usable_host_bytes(size_bytes: int) -> int:
