@@ -49,20 +49,21 @@ OUTPUT_DIR = "checkpoints"
 # The shape of a step. The memory that was planned holds for these figures and no others.
 MAX_LENGTH = 2048
 PACKING = False
-MICRO_BATCH_SIZE = 2
-GRADIENT_ACCUMULATION_STEPS = 8
+MICRO_BATCH_SIZE = 8
+GRADIENT_ACCUMULATION_STEPS = 2
 WORLD_SIZE = 1
-EVAL_BATCH_SIZE = 2  # never left to the library: its default is 8
+EVAL_BATCH_SIZE = 8  # never left to the library: its default is 8
 PADDED_BATCHES = True  # whether a padding mask reaches the attention kernel
 EVALUATES = False
 
 # How it is computed.
 WEIGHTS_DTYPE = "bfloat16"  # what the model is loaded in
 MIXED_PRECISION = "bf16"  # "no": no autocast
-ADAPTER_DTYPE = "float32"
+ADAPTER_DTYPE = "bfloat16"
 ATTENTION = "sdpa"
 OPTIMIZER = "adamw_torch_fused"
 CHECKPOINT_EVERY = 1  # 0: keep all activations; k: recompute every k-th layer in backward
+CHECKPOINT_OFFLOAD = True  # what recomputation starts from waits in pinned host memory
 
 # How long, how fast, how often.
 EPOCHS = 3.0
@@ -74,7 +75,7 @@ WEIGHT_DECAY = 0.0
 MAX_GRAD_NORM = 1.0
 SEED = 42
 LOGGING_STEPS = 10
-SAVE_STEPS = 334  # 0: no checkpoints
+SAVE_STEPS = 261  # 0: no checkpoints
 EVAL_STEPS = 0  # 0: no evaluation
 SAVE_TOTAL_LIMIT = 2
 ASSISTANT_ONLY_LOSS = False
@@ -147,7 +148,11 @@ def build_arguments(arguments: argparse.Namespace, folder: str) -> SFTConfig:
         fp16_full_eval=False,
         # Memory
         activation_checkpointing=CHECKPOINT_EVERY > 0,
-        activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": max(CHECKPOINT_EVERY, 1)},
+        activation_checkpointing_kwargs={
+            "use_reentrant": False,
+            "every_n_layers": max(CHECKPOINT_EVERY, 1),
+            "offload": CHECKPOINT_OFFLOAD and not cpu,
+        },
         use_cache=False,
         torch_compile=False,
         use_liger_kernel=False,

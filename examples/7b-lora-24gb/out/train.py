@@ -48,11 +48,11 @@ OUTPUT_DIR = "checkpoints"
 # The shape of a step. The memory that was planned holds for these figures and no others.
 MAX_LENGTH = 4096
 PACKING = False
-MICRO_BATCH_SIZE = 1
-GRADIENT_ACCUMULATION_STEPS = 16
+MICRO_BATCH_SIZE = 2
+GRADIENT_ACCUMULATION_STEPS = 8
 WORLD_SIZE = 1
-EVAL_BATCH_SIZE = 1  # never left to the library: its default is 8
-PADDED_BATCHES = False  # whether a padding mask reaches the attention kernel
+EVAL_BATCH_SIZE = 2  # never left to the library: its default is 8
+PADDED_BATCHES = True  # whether a padding mask reaches the attention kernel
 EVALUATES = False
 
 # How it is computed.
@@ -73,7 +73,7 @@ WEIGHT_DECAY = 0.0
 MAX_GRAD_NORM = 1.0
 SEED = 42
 LOGGING_STEPS = 10
-SAVE_STEPS = 625  # 0: no checkpoints
+SAVE_STEPS = 468  # 0: no checkpoints
 EVAL_STEPS = 0  # 0: no evaluation
 SAVE_TOTAL_LIMIT = 2
 ASSISTANT_ONLY_LOSS = False
@@ -146,7 +146,10 @@ def build_arguments(arguments: argparse.Namespace, folder: str) -> SFTConfig:
         fp16_full_eval=False,
         # Memory
         activation_checkpointing=CHECKPOINT_EVERY > 0,
-        activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": max(CHECKPOINT_EVERY, 1)},
+        activation_checkpointing_kwargs={
+            "use_reentrant": False,
+            "every_n_layers": max(CHECKPOINT_EVERY, 1),
+        },
         use_cache=False,
         torch_compile=False,
         use_liger_kernel=False,

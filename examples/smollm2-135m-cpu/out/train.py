@@ -146,7 +146,10 @@ def build_arguments(arguments: argparse.Namespace, folder: str) -> SFTConfig:
         fp16_full_eval=False,
         # Memory
         activation_checkpointing=CHECKPOINT_EVERY > 0,
-        activation_checkpointing_kwargs={"use_reentrant": False, "every_n_layers": max(CHECKPOINT_EVERY, 1)},
+        activation_checkpointing_kwargs={
+            "use_reentrant": False,
+            "every_n_layers": max(CHECKPOINT_EVERY, 1),
+        },
         use_cache=False,
         torch_compile=False,
         use_liger_kernel=False,
