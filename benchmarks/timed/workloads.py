@@ -263,6 +263,7 @@ def _compute(
         gathered=shards.kind is Sharding.WEIGHTS,
         tensor_parallel=parallel.tensor,
         stages=parallel.stages,
+        experts_apart=True,
     ), notes
 
 

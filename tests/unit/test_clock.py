@@ -14,7 +14,7 @@ from memc.clock.collectives import Ring, pass_seconds, waited_for
 from memc.clock.flops import micro_batch_flops
 from memc.clock.kernels import filled_share, product_seconds
 from memc.clock.microbatch import loss_bytes, micro_batch
-from memc.clock.shapes import keys_per_query, products_of
+from memc.clock.shapes import between, keys_per_query, products_of
 from memc.clock.workload import AdamKind, Compute, Kernels, adam_bytes
 from memc.config import Attention, Optimizer, Precision, TrainingConfig
 from memc.errors import MemcError
@@ -206,6 +206,14 @@ def test_only_the_experts_that_a_token_is_sent_to_compute() -> None:
     norms = sum(norm.params for norm in block.norms)
     routers = sum(tensor.params for tensor in block.tensors if "gate.weight" in tensor.name)
     assert operations == 2 * (block.active_params - norms - routers)
+
+
+def test_experts_in_one_grouped_product_are_launched_together() -> None:
+    block = load_model("Qwen/Qwen3-30B-A3B", base_dir=Path()).groups[0].block
+    apart = replace(work(), experts_apart=True)
+    few = replace(block, mlp=replace(block.mlp, experts=8))
+    assert between(block, 2048, work())[0].kernels == between(few, 2048, work())[0].kernels
+    assert between(block, 2048, apart)[0].kernels > between(few, 2048, apart)[0].kernels
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 8])
