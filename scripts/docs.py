@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pages.accuracy import accuracy_section, catalogue_section
+from pages.card import card_section
 from pages.catalogue import gpu_table, model_table
 from pages.codes import codes_section
 from pages.commands import command_table, commands_section
@@ -31,6 +32,7 @@ PAGES = ROOT / "docs"
 README = ROOT / "README.md"
 SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy": accuracy_section,
+    "accuracy-card": card_section,
     "accuracy-catalogue": catalogue_section,
     "accuracy-memory": memory_section,
     "accuracy-time": times_section,

@@ -27,14 +27,18 @@ def memory_record(case: Case, found: Mapping[str, Any]) -> dict[str, Any]:
     config, ran = case.config, found["kind"] == "measured"
     peaks = _peaks(found) if ran else {}
     allocated = max((peak["allocated"] for peak in peaks.values()), default=None)
-    others: dict[str, Any] = {"error": found["error"]} if not ran else {
-        "peak_reserved_bytes": max(peak["reserved"] for peak in peaks.values()),
-        "context_bytes": found["context_bytes"],
-        "device_used_bytes": found["device_used_bytes"],
-        "after_load": found["after_load"],
-        "by_phase": peaks,
-        "allocator_retries": found["allocator_retries"],
-    }
+    others: dict[str, Any] = (
+        {"error": found["error"]}
+        if not ran
+        else {
+            "peak_reserved_bytes": max(peak["reserved"] for peak in peaks.values()),
+            "context_bytes": found["context_bytes"],
+            "device_used_bytes": found["device_used_bytes"],
+            "after_load": found["after_load"],
+            "by_phase": peaks,
+            "allocator_retries": found["allocator_retries"],
+        }
+    )
     return {
         "id": PREFIX + case.name,
         "group": "one H200",
@@ -167,7 +171,9 @@ def _weights(config: TrainingConfig) -> str:
 def _checkpointing(config: TrainingConfig) -> str:
     if not config.checkpoint_every:
         return "none"
-    return "full (HF, per decoder layer)" if config.checkpoint_every == 1 else f"every {config.checkpoint_every}th layer"
+    return (
+        "full (HF, per decoder layer)" if config.checkpoint_every == 1 else f"every {config.checkpoint_every}th layer"
+    )
 
 
 def _fused(config: TrainingConfig) -> str:

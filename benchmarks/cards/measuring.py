@@ -85,7 +85,9 @@ def _timed(training: Training, marks: _Marks, cuda: bool) -> dict[str, Any]:
         _synchronise(cuda)
         phases.append(marks.phase_seconds())
     marks.timing = False
-    by_phase = {name: round(statistics.median(each[name] for each in phases), 6) for name in phases[0]} if phases else {}
+    by_phase = (
+        {name: round(statistics.median(each[name] for each in phases), 6) for name in phases[0]} if phases else {}
+    )
     return {
         "step_seconds": [round(value, 6) for value in seconds],
         "median_step_seconds": round(statistics.median(seconds), 6),

@@ -1,0 +1,60 @@
+"""Ledger, trace and clock beside one card: what `benchmarks/accuracy_card.py --trace --write` wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pages.text import table
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "accuracy-h200.yaml"
+_KINDS = {
+    "allocated": "allocated peak, ledger",
+    "traced_allocated": "allocated peak, trace",
+    "reserved": "reserved peak, ledger",
+    "traced_reserved": "reserved peak, trace",
+    "seconds": "step time, clock",
+}
+_NUMBERS = ("median", "90 % within", "worst")
+_COLUMNS = ("allocated, GiB", "ledger", "reserved, GiB", "trace", "step, s", "clock")
+
+
+def card_section() -> str:
+    """Returns the errors by figure, the verdicts, and every case."""
+    found: dict[str, Any] = yaml.safe_load(RESULTS.read_text(encoding="utf-8"))
+    wrong = found["false_fits"] + found["false_refusals"]
+    shown = "none" if not wrong else ", ".join(f"`{name.replace('_', ' ')}`" for name in wrong)
+    errors = [
+        [said, *(f"{found[kind][name]:.2%}" for name in ("median", "p90", "worst"))]
+        for kind, said in _KINDS.items()
+        if kind in found
+    ]
+    parts = [
+        f"{found['cases']} configurations: {found['measured']} ran, {found['out_of_memory']} ran out of memory. "
+        f"Verdicts of the ledger that the card contradicts: {shown}. Outside the allocator the card held "
+        f"{found['context_bytes'] / 2**20:.0f} MiB in the median.\n",
+        table(("figure", *_NUMBERS), errors, _NUMBERS),
+        table(("case", *_COLUMNS), [_row(row) for row in found["rows"]], _COLUMNS),
+    ]
+    return "\n".join(parts)
+
+
+def _row(row: dict[str, Any]) -> list[object]:
+    ran = row["allocated_bytes"] is not None
+    if not ran:
+        return [row["case"], "out of memory", f"{_gib(row['priced_allocated_bytes'])} GiB", None, None, None, None]
+    return [
+        row["case"],
+        _gib(row["allocated_bytes"]),
+        f"{row['priced_allocated_bytes'] / row['allocated_bytes'] - 1:+.2%}",
+        _gib(row["reserved_bytes"]),
+        f"{row['traced_reserved_bytes'] / row['reserved_bytes'] - 1:+.2%}" if row["traced_reserved_bytes"] else None,
+        f"{row['seconds']:.3f}",
+        f"{row['priced_seconds'] / row['seconds'] - 1:+.0%}",
+    ]
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f}"
