@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memc.config import Attention, Engine, LoraConfig, LossHead, Method, Optimizer, Precision, Task, TrainingConfig
 from memc.facts import default_lora_targets, load_model, load_model_config
@@ -114,7 +114,7 @@ def case(
         expandable_segments=segments,
     )
     if method != "full":
-        kind = "attention" if method == "lora-attention" else "all-linear"
+        kind: Literal["attention", "all-linear"] = "attention" if method == "lora-attention" else "all-linear"
         targets = default_lora_targets(facts_of(model), kind)
         lora = LoraConfig(rank=LORA_RANK, alpha=LORA_RANK, dropout=0.0, target_modules=targets)
         config = replace(config, lora=lora)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from memc.trace.build import build
+from memc.trace.optional import library
 
 from cards.cases import Case, config_of
 from cards.training import Training
@@ -125,7 +126,7 @@ class _Marks:
         self._record("")
 
     def _record(self, phase: str) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._events.append((phase, event))
 
@@ -149,13 +150,12 @@ def _held() -> dict[str, int]:
 
 def _used(*, start: bool = False) -> int:
     """Returns bytes in use on the whole card as the driver counts them; with `start` before a context is made."""
-    import pynvml
-
+    pynvml = library("pynvml", "a card's memory")
     pynvml.nvmlInit()
     handle = pynvml.nvmlDeviceGetHandleByIndex(0)
     used = int(pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used)
     if start:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     return used
 
 
@@ -175,8 +175,7 @@ def _where(device: torch.device) -> dict[str, Any]:
         "modules": sorted({name.partition(".")[0] for name in sys.modules} & {"flash_attn", "kernels", "triton"}),
     }
     if device.type == "cuda":
-        import pynvml
-
+        pynvml = library("pynvml", "a card's driver")
         pynvml.nvmlInit()
         properties = torch.cuda.get_device_properties(device)
         found |= {

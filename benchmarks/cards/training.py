@@ -10,6 +10,7 @@ import torch
 from memc.config import LossHead, Optimizer, Task, TrainingConfig
 from memc.trace.batch import batch_for
 from memc.trace.build import uses_autocast
+from memc.trace.optional import library
 
 _MAX_GRADIENT_NORM = 1.0
 
@@ -36,7 +37,7 @@ class Training:
         for _ in range(self.config.gradient_accumulation_steps):
             loss = self._loss()
             self.mark("forward")
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             del loss
             self.mark("backward")
         torch.nn.utils.clip_grad_norm_(self.trained, _MAX_GRADIENT_NORM)
@@ -53,7 +54,8 @@ class Training:
         if fused and self.config.task is Task.SFT:
             with autocast:
                 outputs = self.model(**self.batch, fused_lm_head=True)
-            return -outputs.log_probs.sum() / count
+            total: torch.Tensor = -outputs.log_probs.sum()
+            return total / count
         switches: dict[str, Any] = {"fused_lm_head": True} if fused else {}
         if self._counts_items:
             switches["num_items_in_batch"] = count
@@ -90,12 +92,11 @@ def _optimizer(config: TrainingConfig, model: Any, trained: list[torch.nn.Parame
     if config.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FOREACH):
         fused = config.optimizer is Optimizer.ADAMW
         return torch.optim.AdamW(trained, lr=1e-6, fused=fused, foreach=None if fused else True)
-    import bitsandbytes.optim
-
+    made = library("bitsandbytes.optim", "an 8-bit or paged optimizer")
     paged = config.optimizer is not Optimizer.ADAMW_8BIT
     bits = 32 if config.optimizer is Optimizer.PAGED_ADAMW else 8
-    manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+    manager = made.GlobalOptimManager.get_instance()
     for module in model.modules():
         if bits == 8 and isinstance(module, torch.nn.Embedding):
             manager.register_module_override(module, "weight", {"optim_bits": 32})
-    return bitsandbytes.optim.AdamW(trained, lr=1e-6, optim_bits=bits, is_paged=paged)
+    return made.AdamW(trained, lr=1e-6, optim_bits=bits, is_paged=paged)

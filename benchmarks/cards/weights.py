@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from memc.config import Method, TrainingConfig
 from memc.trace.build import base_dtype
+from memc.trace.optional import library
 
 _DEVIATION = 0.02
 
@@ -21,7 +22,8 @@ def fill(model: torch.nn.Module, config: TrainingConfig, device: torch.device) -
         for module in model.modules():
             if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
                 module._parameters["weight"] = _quantised(module, config, device)
-            for owner in (module._parameters, module._buffers):
+            owners: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for owner in owners:
                 for name, tensor in list(owner.items()):
                     if tensor is not None and tensor.device.type == "meta":
                         if id(tensor) not in made:
@@ -43,13 +45,14 @@ def _random(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _quantised(linear: Any, config: TrainingConfig, device: torch.device) -> Any:
-    from bitsandbytes.functional import quantize_4bit
-    from bitsandbytes.nn import Params4bit
+    parameter = library("bitsandbytes.nn", "a 4-bit base").Params4bit
 
     plain = torch.empty(linear.out_features, linear.in_features, dtype=base_dtype(config), device=device)
     plain.normal_(0.0, _DEVIATION)
-    packed, state = quantize_4bit(plain, compress_statistics=config.double_quantization, quant_type="nf4")
-    return Params4bit(
+    packed, state = library("bitsandbytes.functional", "a 4-bit base").quantize_4bit(
+        plain, compress_statistics=config.double_quantization, quant_type="nf4"
+    )
+    return parameter(
         packed,
         requires_grad=False,
         quant_state=state,
