@@ -125,6 +125,7 @@ def test_what_the_page_runs_is_the_source_without_its_comments() -> None:
             if file.name.endswith(".py"):
                 name = f"memc.{package}" if file.name == "__init__.py" else f"memc.{package}.{file.name[:-3]}"
                 assert modules[name][1] == stripped(file.read_text(encoding="utf-8"))
+                assert types_at_run_time(file.read_text(encoding="utf-8")) == set(), file.name
     for name, module in modules.items():
         for node in ast.walk(ast.parse(module[1])):
             if not isinstance(node, ast.ImportFrom) or node.module == "browser":
@@ -133,6 +134,18 @@ def test_what_the_page_runs_is_the_source_without_its_comments() -> None:
             given = names_of(modules, node.module)
             lacking = [alias.name for alias in node.names if alias.name not in given]
             assert lacking == [], f"{name} wants {lacking} of {node.module}: add them to templates/report/modules"
+
+
+def types_at_run_time(source: str) -> set[str]:
+    """Returns the names of imports that a page leaves out, as only annotations need them, and that code still uses."""
+    given = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and node.module in ("collections.abc", "typing")
+        for alias in node.names
+    }
+    used = {node.id for node in ast.walk(ast.parse(stripped(source))) if isinstance(node, ast.Name)}
+    return given & used
 
 
 def names_of(modules: dict[str, list[str]], module: str) -> set[str]:

@@ -8,7 +8,7 @@ tensors and record what autograd keeps for backward; `backward` then runs the re
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from memc.ledger.program import Expression, Function, ProgramError, Statement
 
@@ -75,8 +75,8 @@ class Tensor:
         return self.transposed == self.head_major
 
 
-Gradients = Sequence["Tensor | None"]
-Backward = Callable[["Machine", Gradients], list["Tensor | None"]]
+Gradients: TypeAlias = "Sequence[Tensor | None]"
+Backward: TypeAlias = "Callable[[Machine, Gradients], list[Tensor | None]]"
 
 
 class Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from memc.ledger.machine import Storage
 from memc.units import ceil_div, round_up
@@ -80,7 +80,7 @@ def row_sum_bytes(rows: int, columns: int) -> int:
     return 0
 
 
-Key = tuple[str, Any]
+Key: TypeAlias = "tuple[str, Any]"
 """Account and unit."""
 
 
