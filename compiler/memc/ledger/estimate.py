@@ -206,7 +206,10 @@ class Estimator:
             kind: Which.
             frame_key: What `kind.frame` returns of a configuration.
         """
-        return self._tables.setdefault((kind.name, frame_key), {})
+        key = kind.name, frame_key
+        if key not in self._tables:
+            self._tables[key] = {}
+        return self._tables[key]
 
     def build(self, kind: PartKind, config: TrainingConfig) -> Part:
         """Returns one part of a configuration's bill, made anew."""

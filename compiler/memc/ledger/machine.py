@@ -400,13 +400,13 @@ class Machine:
             self._forget(self._running)
 
     def _count(self, root: Node) -> None:
-        seen, stack = {id(root)}, [root]
+        seen, stack = {id(root): True}, [root]
         while stack:
             for edge in stack.pop().edges:
                 if edge is not None:
                     edge[0].waiting += 1
                     if id(edge[0]) not in seen:
-                        seen.add(id(edge[0]))
+                        seen[id(edge[0])] = True
                         stack.append(edge[0])
 
     def _add(self, target: Node, slot: int, gradient: Tensor) -> None:

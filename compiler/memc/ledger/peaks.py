@@ -151,7 +151,7 @@ def _listed(sizes: dict[tuple[Any, str], int]) -> str:
     """Returns sizes as text, by unit: ``B*T x (2688 layer input + 1344 q_proj output)``."""
     by_unit: dict[Any, list[tuple[int, str]]] = {}
     for (unit, name), size in sizes.items():
-        by_unit.setdefault(unit, []).append((size, name))
+        by_unit[unit] = [*by_unit.get(unit, []), (size, name)]
     parts = []
     for unit, items in by_unit.items():
         items.sort(key=lambda item: (-item[0], item[1]))

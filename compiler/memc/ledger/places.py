@@ -61,7 +61,11 @@ def _all_places(model: ModelFacts) -> list[Place]:
     index = 0
     source: Stack | None = None
     for stack in model.stacks:
-        blocks = [known.setdefault(group.block, group.block) for group in stack.groups for _ in range(group.count)]
+        blocks: list[Block] = []
+        for group in stack.groups:
+            if group.block not in known:
+                known[group.block] = group.block
+            blocks += [known[group.block]] * group.count
         unit = unit_of(stack)
         if stack.before is not None:
             found.append(Place(stack.before, -1, True, True, unit))
