@@ -35,6 +35,7 @@ def explained(opened: Opened, settings: dict[str, Any]) -> dict[str, Any]:
         "attention": settings["attention"],
         "engine": settings["engine"],
         "activation_checkpointing": settings["checkpoint_every"],
+        "checkpoint_offload": settings["checkpoint_offload"],
     }
     if settings["zero"] is not None:
         pin["zero_stage"] = settings["zero"]["stage"]
@@ -48,6 +49,14 @@ def explained(opened: Opened, settings: dict[str, Any]) -> dict[str, Any]:
     pinned = opened.spec.with_name("pinned.yaml")
     pinned.write_text(yaml.safe_dump(spec), encoding="utf-8")
     return driver.answer(pinned).document()
+
+
+def without_drive(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns settings without the buffer towards a drive, whose size follows the cards, when nothing goes there."""
+    zero = settings["zero"]
+    if zero is None or "nvme" in (zero["offload_optimizer"], zero["offload_param"]):
+        return settings
+    return settings | {"zero": zero | {"nvme_buffer_elements": 0}}
 
 
 @pytest.mark.parametrize("name", [name for name in SPECS if not name.startswith("refused")])
@@ -65,7 +74,7 @@ def test_sliders_agree_with_the_command_line_to_the_byte(page: OpenPage, name: s
         settings = answer["settings"]
         document = explained(opened, settings)
         assert document["ledger"] == answer["ledger"], settings
-        assert document["plan"]["settings"] == settings
+        assert without_drive(document["plan"]["settings"]) == without_drive(settings)
         # Rates are floats in both; Python and the page may differ in the last printed digit.
         for part, seconds in document["clock"].items():
             if isinstance(seconds, float) and not part.startswith("total"):

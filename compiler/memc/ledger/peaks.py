@@ -149,11 +149,13 @@ class Peaks:
 
 def _listed(sizes: dict[tuple[Any, str], int]) -> str:
     """Returns sizes as text, by unit: ``B*T x (2688 layer input + 1344 q_proj output)``."""
-    by_unit: dict[Any, list[tuple[int, str]]] = {}
-    for (unit, name), size in sizes.items():
-        by_unit[unit] = [*by_unit.get(unit, []), (size, name)]
+    units: list[Any] = []  # in the order of appearance, which a page's dict does not keep for the text "1"
+    for unit, _ in sizes:
+        if unit not in units:
+            units.append(unit)
     parts = []
-    for unit, items in by_unit.items():
+    for unit in units:
+        items = [(size, name) for (own, name), size in sizes.items() if own == unit]
         items.sort(key=lambda item: (-item[0], item[1]))
         inner = " + ".join(f"{size} {name}" for size, name in items)
         parts.append(f"{_unit_text(unit)} x ({inner})" if unit != "1" else inner)
