@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memc.clock.workload import AttentionKernel, Kernels, Sharding
 from memc.config import Offload
@@ -187,6 +187,7 @@ def test_numbers_are_numbers() -> None:
         st.one_of(st.none(), st.text(max_size=12), st.integers(-5, 10**6), st.floats(), st.lists(st.integers())),
     )
 )
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_record_stops_the_comparison(changed: dict[str, Any]) -> None:
     compared, reasons, eligible = accuracy_time.compare([{**RECORD, **changed}])
     assert len(compared) + sum(reasons.values()) == 1
