@@ -183,3 +183,12 @@ def test_leaving_out_requirements_is_offered_only_where_it_helps() -> None:
     lost = answer_to(spec_text(model="meta-llama/Llama-3.1-70B", more="ladder: {require: [qlora, zero-2]}\n"))
     assert isinstance(lost, Infeasible)
     assert not [item for item in lost.relaxations if item.input == "ladder.require"]
+
+
+def test_adapters_keep_their_type_while_something_else_on_the_rung_does() -> None:
+    """A faster plan on the same rung is no reason to train adapters in 16 bits."""
+    spec = {"model": "Qwen/Qwen2.5-14B", "method": "qlora"}
+    plan = plan_of(spec_text(host="64GiB", more="memory: {target: 16GiB}\n", **spec))
+    assert plan.config.lora is not None
+    assert plan.config.lora.precision is AdapterPrecision.FP32
+    assert "adapters-in-base-precision" not in plan.techniques

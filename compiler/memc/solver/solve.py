@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from memc.clock import Clock, clock_facts
-from memc.config import Optimizer, Precision, TrainingConfig
+from memc.config import AdapterPrecision, Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
@@ -171,9 +171,10 @@ def changed_numerics(config: TrainingConfig, asked: TrainingConfig) -> int:
 def _numerics(config: TrainingConfig) -> tuple[object, ...]:
     """Returns the choices that change what training computes; where states lie is none of them.
 
-    Pure bf16 counts twice: it drops the fp32 weights, and the fp32 moments with them.
+    Pure bf16 counts twice: it drops the fp32 weights, and the fp32 moments with them. Adapters in the type of the base
+    have 16-bit weights and moments, but for DeepSpeed's, whose masters and moments stay fp32.
     """
-    zero = config.zero
+    zero, lora = config.zero, config.lora
     return (
         config.method,
         config.precision,
@@ -181,6 +182,7 @@ def _numerics(config: TrainingConfig) -> tuple[object, ...]:
         config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT),
         zero is not None and zero.bf16_master_weights,
         zero is not None and zero.bf16_states,
+        zero is None and lora is not None and lora.precision is AdapterPrecision.BASE,
     )
 
 

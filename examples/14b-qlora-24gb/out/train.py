@@ -49,17 +49,17 @@ OUTPUT_DIR = "checkpoints"
 # The shape of a step. The memory that was planned holds for these figures and no others.
 MAX_LENGTH = 2048
 PACKING = False
-MICRO_BATCH_SIZE = 8
-GRADIENT_ACCUMULATION_STEPS = 2
+MICRO_BATCH_SIZE = 4
+GRADIENT_ACCUMULATION_STEPS = 4
 WORLD_SIZE = 1
-EVAL_BATCH_SIZE = 8  # never left to the library: its default is 8
+EVAL_BATCH_SIZE = 4  # never left to the library: its default is 8
 PADDED_BATCHES = True  # whether a padding mask reaches the attention kernel
 EVALUATES = False
 
 # How it is computed.
 WEIGHTS_DTYPE = "bfloat16"  # what the model is loaded in
 MIXED_PRECISION = "bf16"  # "no": no autocast
-ADAPTER_DTYPE = "bfloat16"
+ADAPTER_DTYPE = "float32"
 ATTENTION = "sdpa"
 OPTIMIZER = "adamw_torch_fused"
 CHECKPOINT_EVERY = 1  # 0: keep all activations; k: recompute every k-th layer in backward
@@ -75,7 +75,7 @@ WEIGHT_DECAY = 0.0
 MAX_GRAD_NORM = 1.0
 SEED = 42
 LOGGING_STEPS = 10
-SAVE_STEPS = 261  # 0: no checkpoints
+SAVE_STEPS = 232  # 0: no checkpoints
 EVAL_STEPS = 0  # 0: no evaluation
 SAVE_TOTAL_LIMIT = 2
 ASSISTANT_ONLY_LOSS = False
