@@ -9,29 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from inprocess import SMALL, Ended, command_runner
 from memc import driver
 from memc.checking import check_folder, check_paths, exit_code_of
 from memc.checking.edits import key_edits, unified_diff
-from memc.cli import main
 from memc.errors import ExitCode
 
 ROOT = Path(__file__).parents[2]
-SMALL = """\
-model: HuggingFaceTB/SmolLM2-135M-Instruct
-data: {train: data/train.jsonl, max_length: 256, samples: 175, mean_tokens: 120}
-method: lora
-training: {epochs: 1, global_batch_size: 8}
-hardware: {gpu: t4, count: 1, host_memory: 16GiB}
-"""
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
 
 
 @pytest.fixture
@@ -39,14 +26,7 @@ def memc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
     """Runs commands in this process, in a folder of its own that holds one compiled spec."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> Ended:
-        try:
-            main(arguments)
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
+    run = command_runner(capsys)
 
     Path("spec.yaml").write_text(SMALL)
     assert run("compile", "spec.yaml").code == 0

@@ -7,11 +7,11 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
+from inprocess import SMALL, Ended, command_runner
 from memc import driver
-from memc.cli import main
 from memc.comparison.compare import compare_locks
 from memc.comparison.fidelity import DIMENSION_SETTINGS, SETTING_TOUCH, Touch, touch_of
 from memc.config import Engine, LossHead, Method, Offload, TrainingConfig
@@ -25,35 +25,12 @@ from memc.plan import Plan, RunSettings
 from memc.solver.resolve import resolve
 from memc.spec import load_spec
 
-SMALL = """\
-model: HuggingFaceTB/SmolLM2-135M-Instruct
-data: {train: data/train.jsonl, max_length: 256, samples: 175, mean_tokens: 120}
-method: lora
-training: {epochs: 1, global_batch_size: 8}
-hardware: {gpu: t4, count: 1, host_memory: 16GiB}
-"""
-
-
-class Ended(NamedTuple):
-    code: int
-    out: str
-    err: str
-
 
 @pytest.fixture
 def memc(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ended]:
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments: str) -> Ended:
-        try:
-            main(arguments)
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        captured = capsys.readouterr()
-        return Ended(code, captured.out, captured.err)
-
-    return run
+    return command_runner(capsys)
 
 
 def spec(name: str, **changes: str) -> str:
