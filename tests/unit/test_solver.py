@@ -192,3 +192,13 @@ def test_adapters_keep_their_type_while_something_else_on_the_rung_does() -> Non
     assert plan.config.lora is not None
     assert plan.config.lora.precision is AdapterPrecision.FP32
     assert "adapters-in-base-precision" not in plan.techniques
+
+
+def test_paged_states_that_a_resumed_run_cannot_hold_are_said() -> None:
+    """bitsandbytes reads them back as ordinary tensors of the GPU."""
+    work = {"method": "full", "gpu": "a100-sxm4-80gb"}
+    tight = plan_of(spec_text(more="pin: {optimizer: paged_adamw_8bit}\nmemory: {target: 75GiB}\n", **work))
+    small = plan_of(spec_text(model="Qwen/Qwen2.5-0.5B", more="pin: {optimizer: paged_adamw_8bit}\n", **work))
+    assert tight.budget.gpu_bytes - tight.ledger.gpu.required_bytes < 2.03125 * 7.6e9
+    assert any("RESUMED RUN MAY NOT FIT" in line for line in tight.warnings)
+    assert not any("RESUMED RUN" in line for line in small.warnings)

@@ -46,8 +46,9 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
             "can round away"
         )
     lora = question.situation.lora
-    if config.lora is not None and config.lora.precision is not lora.precision:
+    if config.lora is not None and config.lora.precision is not lora.precision and config.zero is not None:
         found.append("under DeepSpeed adapters take the 16-bit type of the engine; their masters stay fp32")
+    found += _paged_after_resume(ledger, config.world_size // config.nodes, headroom)
     if budget.host_bytes is not None:
         spare = budget.host_bytes - chosen.needs.host
         resuming = ledger.host.by_moment[Moment.RESUME] - budget.host_bytes
@@ -79,6 +80,20 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if machine.order_note:
         found.append("ladder order " + machine.order_note)
     return tuple(dict.fromkeys(found))
+
+
+def _paged_after_resume(ledger: Ledger, ranks: int, headroom_bytes: int) -> list[str]:
+    """Returns what is said of paged moments that the card could not hold once they no longer page.
+
+    Source: bitsandbytes optim/optimizer.py, load_state_dict: the states that it reads are ordinary tensors of the GPU.
+    """
+    paged = sum(entry.bytes for entry in ledger.host.entries if entry.name == "paged-adam-moments") // ranks
+    if paged <= headroom_bytes:
+        return []
+    return [
+        f"A RESUMED RUN MAY NOT FIT: bitsandbytes reads paged states back as ordinary tensors of the GPU, "
+        f"{format_gib(paged)} where {format_gib(headroom_bytes)} is left; start again from saved weights instead"
+    ]
 
 
 def may_spill(question: Question, required_bytes: int) -> bool:
