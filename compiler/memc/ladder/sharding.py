@@ -30,11 +30,13 @@ def _zero(stage: int, *, hybrid: bool = False) -> Callable[[TrainingConfig, Situ
 
 
 def _zero_why_not(stage: int, *, hybrid: bool = False) -> Callable[[TrainingConfig, Situation], str | None]:
-    def why_not(config: TrainingConfig, _situation: Situation) -> str | None:
+    def why_not(config: TrainingConfig, situation: Situation) -> str | None:
         if config.world_size == 1:
             return "over one rank ZeRO divides nothing"
         if config.zero_stage > stage:
             return f"ZeRO-{config.zero_stage} shards more already"
+        if config.zero_stage == stage and _zero(stage, hybrid=hybrid)(config, situation) == config:
+            return f"ZeRO-{stage} is on already"
         if hybrid and config.nodes == 1:
             return "there is one node: gathering never leaves it"
         if hybrid and config.gpus_per_node == 1:
