@@ -64,7 +64,7 @@ class LedgerFacts:
     Attributes:
         cublas_workspace_bytes: One workspace; torch makes one for the forward and one for the autograd thread.
         context_bytes: CUDA context, kernels and driver overhead of one process, outside the allocator.
-        context_spread_bytes: How far above `context_bytes` measurements lie.
+        context_spread_bytes: How far the farthest measurement lies from `context_bytes`, on either side.
         nccl_bytes: NCCL channel buffers of one process, outside the allocator.
         segment_bytes: Granularity of the allocator's large pool.
         loss_tile_tokens: Tokens in one tile of the chunked loss head.
@@ -109,7 +109,10 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
     return LedgerFacts(
         cublas_workspace_bytes=_number(workspace),
         context_bytes=context,
-        context_spread_bytes=_number(measured.replace("context_bytes", "context_high_bytes")) - context,
+        context_spread_bytes=max(
+            _number(measured.replace("context_bytes", "context_high_bytes")) - context,
+            context - _number(measured.replace("context_bytes", "context_low_bytes")),
+        ),
         nccl_bytes=_number("nccl.buffer_bytes") * _number("nccl.channels") * _number("nccl.directions"),
         segment_bytes=_number("torch.allocator_large_segment_bytes"),
         loss_tile_tokens=_number("trl.head_tile_tokens"),
