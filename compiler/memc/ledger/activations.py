@@ -97,8 +97,8 @@ class Layer:
     backward_bytes: int
 
 
-def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool) -> Layer:
-    forward = run.forward_freed if checkpointed else run.forward
+def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool, after_freed: bool) -> Layer:
+    forward = run.forward_freed if checkpointed else run.forward_after_freed if after_freed else run.forward
     backward = run.recomputed if checkpointed else run.backward
     forward_sum, backward_sum = forward.largest(shapes), backward.largest(shapes)
     kept = sum(storage.size * shapes.of(storage.unit) for storage in run.kept)
@@ -145,18 +145,19 @@ class Pile:
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
         self.shapes = shapes_of(mode, config.micro_batch_size)
         every = config.checkpoint_every
-        known: dict[tuple[int, str, bool, bool, int, int], Layer] = {}
+        known: dict[tuple[int, str, bool, bool, int, int, bool], Layer] = {}
         layers: list[Layer] = []
         item = mode.types.stream
         for place in places(model):
             checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
             reached = not place.lowest or mode.trains or bool(every)
             item = mode.types.stream if place.first else item
-            key = (id(place.block), place.unit, checkpointed, reached, item, place.gives)
+            after_freed = bool(layers) and layers[-1].checkpointed
+            key = (id(place.block), place.unit, checkpointed, reached, item, place.gives, after_freed)
             if key not in known:
                 around = self._around(place, config, mode, reached=reached, item=item)
                 run = layer_run(place.block, mode, around)
-                layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload)
+                layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload, after_freed)
                 given = place.gives * layer.output_item * self.shapes.of(place.unit)
                 known[key] = replace(layer, waits=layer.waits + given)
             layers.append(known[key])

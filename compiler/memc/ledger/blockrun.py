@@ -118,6 +118,11 @@ class LayerRun:
         return self._run("forward_freed")
 
     @property
+    def forward_after_freed(self) -> Peaks:
+        """Its forward when it keeps what backward needs and the layer below keeps nothing (that is checkpointed)."""
+        return self._run("forward_after_freed")
+
+    @property
     def evaluated(self) -> Peaks:
         """Its forward without gradients."""
         return self._run("evaluated")
@@ -199,6 +204,9 @@ def _run_layer(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
         backward=peaks_of(machine.tape, machine.storages, start),
         runs={
             "forward_freed": lambda: _freed(block, mode, around, grad=True),
+            "forward_after_freed": lambda: (
+                _beside_returned(_forward(block, mode, around)[0]) if machine.names[_BESIDES] else forward
+            ),
             "evaluated": lambda: _freed(block, mode, around, grad=False),
             "recomputed": lambda: _recomputed(block, mode, around),
         },
@@ -216,9 +224,19 @@ def sum_of(storages: list[Storage]) -> Sum:
 
 
 def _freed(block: Block, mode: LayerMode, around: Situation, *, grad: bool) -> Peaks:
-    """Returns the peaks of a forward that keeps nothing."""
+    """Returns the peaks of a forward that keeps nothing but what the layer below returned beside its output.
+
+    The model's loop over its layers holds what one layer returned until the next one has.
+    """
     machine, _, _ = _forward(block, mode, around, saving=False, grad=grad)
-    return peaks_of(machine.tape, machine.storages)
+    return _beside_returned(machine)
+
+
+def _beside_returned(machine: Machine) -> Peaks:
+    """Returns the peaks of a forward, with what the layer below returned beside its output from the start."""
+    tape, name = tuple(machine.tape), "returned by the layer below"
+    given = [machine.new(unit, width, item, name).storage.index for unit, width, item in machine.names[_BESIDES]]
+    return peaks_of([*given, *tape], machine.storages)
 
 
 def _recomputed(block: Block, mode: LayerMode, around: Situation) -> Peaks:
@@ -258,6 +276,7 @@ def _alive(tape: list[int]) -> list[int]:
 
 _INPUT = "layer input"
 _OUTPUT = "shape of the output"
+_BESIDES = "shapes of what is returned beside the output"
 
 
 def _forward(
@@ -283,7 +302,10 @@ def _forward(
     x = machine.new(around.unit, names["hidden"], around.input_item or types.stream, _INPUT)
     if around.input_needs_grad and grad:
         machine.leaf(x, _take, sequence=0)
-    y = machine.call("block", [x])
+    returned = machine.call("block", [x])
+    y, *besides = returned if isinstance(returned, tuple) else (returned,)
+    names[_BESIDES] = [(one.unit, one.width, one.item) for one in besides if isinstance(one, Tensor)]
+    machine.release(*besides)
     names[_OUTPUT] = (y.unit, y.width, y.item)
     root: Node | None = y.node
     if root is not None:

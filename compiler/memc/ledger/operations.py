@@ -477,13 +477,13 @@ def slice_(machine: Machine, x: Tensor, size: int) -> Tensor:
 
     Source: derivatives.yaml slice, slice_backward.
     """
-    full, before, unit = x.width, x.last, x.unit
+    full, before, unit, by_heads = x.width, x.last, x.unit, x.transposed
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients
         assert gradient is not None
         out = machine.new(unit, full, gradient.item, "gradient of slice", last=before)
-        out.transposed = out.head_major = gradient.transposed
+        out.transposed, out.head_major = gradient.transposed, by_heads
         return [out]
 
     node = machine.track([x], [], backward)
