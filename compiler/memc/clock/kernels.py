@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from memc.clock.constants import ClockFacts
 from memc.clock.shapes import keys_per_query
 from memc.clock.workload import AttentionKernel, Compute
@@ -11,6 +13,7 @@ from memc.units import ceil_div
 _TILES = ((128, 256), (256, 128), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64))
 
 
+@cache
 def filled_share(rows: int, columns: int, groups: int, multiprocessors: int) -> float:
     """Returns the share of a card's multiprocessor time that a product's tiles fill, with the best of cuBLAS's tiles.
 

@@ -10,13 +10,13 @@ from memc.config import AdapterPrecision, Optimizer, Precision, TrainingConfig
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
-from memc.solver.frames import Frame, Line, Shape
+from memc.solver.frames import Frame, Line
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
 from memc.solver.reasons import reasons
 from memc.solver.resolve import Question, resolve, run_settings
 from memc.solver.search import Machine
-from memc.solver.timed import Timed
+from memc.solver.timed import Timed, fitting_by_time
 from memc.solver.trail import trail
 from memc.solver.warnings import warnings
 from memc.spec import LoadedSpec, Objective
@@ -111,24 +111,12 @@ def choose(machine: Machine) -> Timed | None:
 
 
 def _quickest(machine: Machine, pairs: Iterable[tuple[Frame, Line]]) -> Timed | None:
-    """Returns the best of some lines by time: the fastest that fits, but for the tie-break.
-
-    Lines whose smallest micro-batch fits are timed, and asked for their memory in the order of their time, until what
-    follows is slower than the tie-break allows.
-    """
-    budget = machine.question.budget
-    possible = [
-        (frame, shape)
-        for frame, line in pairs
-        if frame.bound(line.shapes[0]).within(budget) and frame.totals(line.shapes[0]).within(budget)
-        for shape in line.shapes
-    ]
+    """Returns the best of some lines by time: the fastest that fits, but for the tie-break."""
     close: list[Timed] = []
-    for entry in sorted(_timed(machine, possible), key=lambda entry: entry.seconds_per_sample):
-        if close and entry.seconds_per_sample > close[0].seconds_per_sample * TIE_SHARE:
+    for timed in fitting_by_time(machine, pairs):
+        if close and timed.seconds_per_sample > close[0].seconds_per_sample * TIE_SHARE:
             break
-        if entry.frame.totals(entry.shape).within(budget):
-            close.append(entry)
+        close.append(timed)
     return _best(close)
 
 
@@ -136,12 +124,6 @@ def _preference(machine: Machine, frame: Frame) -> tuple[int, int]:
     """Returns the place of a frame among those of one rung: of its method, then of how much it changes numerics."""
     question = machine.question
     return question.situation.methods.index(frame.config.method), changed_numerics(frame.config, question.asked)
-
-
-def _timed(machine: Machine, pairs: Iterable[tuple[Frame, Shape]]) -> list[Timed]:
-    """Returns what stays within the time budget."""
-    timed = (Timed(frame, shape, machine.time(frame.with_shape(shape))) for frame, shape in pairs)
-    return [entry for entry in timed if machine.in_time(entry.time)]
 
 
 def _best(timed: list[Timed]) -> Timed | None:

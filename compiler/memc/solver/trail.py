@@ -6,6 +6,7 @@ from memc.ladder import LADDER, Technique
 from memc.plan import TrailStep, Verdict
 from memc.solver.frames import Candidate
 from memc.solver.search import Machine
+from memc.solver.timed import fitting_by_time
 from memc.units import format_gib, format_seconds
 
 AS_ASKED = "as asked"
@@ -79,9 +80,7 @@ def _below(machine: Machine, rung: int) -> tuple[Candidate, Verdict]:
     assert nearest is not None
     if not nearest[0].totals(nearest[1]).within(machine.question.budget):
         return nearest[0].candidate(nearest[1]), Verdict.TOO_LARGE
-    fitting = ((frame, shape, machine.time(frame.with_shape(shape))) for frame, shape in space.fitting(rung))
-    frame, shape, _ = min(fitting, key=lambda item: item[2].step_seconds)
-    return frame.candidate(shape), Verdict.TOO_SLOW
+    return next(fitting_by_time(machine, space.pairs(rung), in_time=False)).candidate, Verdict.TOO_SLOW
 
 
 def _above(machine: Machine, rung: int, chosen: Candidate) -> tuple[Candidate, Verdict]:
