@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -12,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+if _collects := gc.isenabled():
+    gc.disable()  # nothing of what is imported below is garbage, and looking for it takes a tenth of a cold start
 
 # pydantic would look through every installed package for plugins of its own, which takes longer than reading a spec.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -24,6 +28,10 @@ from memc.driver import Answer, Change, Written
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 from memc.facts import GpuFacts
 from memc.plan import Infeasible, Plan
+
+if _collects:
+    gc.enable()
+_GARBAGE_AFTER = (100_000, 20, 100)  # a compile makes records, which end with it, and few cycles
 
 _SPEC = click.argument("spec", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
@@ -262,6 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     What no one foresaw ends in one line and exit code 1; with MEMC_TRACEBACK set in the environment, in a traceback.
     """
+    gc.set_threshold(*_GARBAGE_AFTER)
     _escape_what_cannot_be_shown()
     try:
         app.main(args=None if arguments is None else list(arguments), prog_name="memc", standalone_mode=False)

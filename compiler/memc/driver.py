@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document, record_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, Objective, load_gpu, load_model
-from memc.ledger.traced import TracedStep
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
 
 if TYPE_CHECKING:
     from memc.certify import TraceProcess
+    from memc.ledger.traced import TracedStep
 
 LOCK_NAME = "memc.lock"
 _LAUNCHER_MODE = 0o755

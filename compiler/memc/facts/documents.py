@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from memc.errors import Location, MemcError, usage_error
-from memc.resources import specs_root
+from memc.resources import keep, kept_path, specs_root
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MADE_BY = "json1"
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
@@ -32,12 +36,35 @@ def spec_file(folder: str, key: str) -> Traversable:
 
 
 def read_spec(folder: str, key: str) -> dict[str, Any]:
-    """Returns the document of one fact file.
+    """Returns the document of one fact file; JSON of what its YAML held is kept and read in its place.
 
     Raises:
         MemcError: When it is no YAML mapping or lacks `source` or `checked`.
     """
-    return parse_spec(spec_file(folder, key).read_text(encoding="utf-8"), name=f"{folder}/{key}.yaml")
+    file, name = spec_file(folder, key), f"{folder}/{key}.yaml"
+    content = file.read_bytes()
+    path, digest = kept_path(file, _MADE_BY), hashlib.sha256(content).digest()
+    document = _kept(path, digest)
+    if document is None:
+        document = parse_spec(content.decode(), name=name)
+        text = json.dumps(document, default=repr)
+        if json.loads(text) == document:  # what JSON cannot say is read anew each time
+            keep(path, digest + text.encode())
+    else:
+        require_sourced(document, name=name)
+    return document
+
+
+def _kept(path: Path | None, digest: bytes) -> dict[str, Any] | None:
+    """Returns the document that was made of a file with this digest; None when none is kept."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        content = path.read_bytes()
+        if content.startswith(digest):
+            document: dict[str, Any] = json.loads(content[len(digest) :])
+            return document
+    return None
 
 
 def parse_spec(text: str, *, name: str) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def load_fact(key: str) -> Fact:
     """
     file, _, name = key.partition(".")
     for folder in _FOLDERS:
-        if file in spec_keys(folder):
+        if file in _files(folder):
             facts = _facts(folder, file)
             if name in facts:
                 entry = facts[name]
@@ -56,6 +56,11 @@ def load_fact(key: str) -> Fact:
     close = nearest(key, fact_keys())
     guess = f"; nearest: {', '.join(close)}" if close else ""
     raise usage_error("fact-unknown", f"no fact is called {key!r}{guess}", where=Location(field=key))
+
+
+@cache
+def _files(folder: str) -> tuple[str, ...]:
+    return spec_keys(folder)
 
 
 @cache

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import sys
-import tempfile
-from importlib.util import cache_from_source
 from pathlib import Path
 
 import jinja2
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 
-from memc.resources import templates_root
+from memc.resources import keep, kept_path, templates_root
 
 _FILTERS_SOURCE = Path(__file__).with_name("environment.py")
 
@@ -47,20 +43,8 @@ class CompiledTemplates(BytecodeCache):
 
     def dump_bytecode(self, bucket: Bucket) -> None:
         """Writes the byte code of `bucket`, whole or not at all; a folder that cannot be written is left alone."""
-        path = self._path(bucket.key)
-        if path is None or sys.dont_write_bytecode:
-            return
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-            try:
-                with os.fdopen(handle, "wb") as stream:
-                    bucket.write_bytecode(stream)
-                Path(temporary).replace(path)
-            except OSError:
-                Path(temporary).unlink(missing_ok=True)
+        keep(self._path(bucket.key), bucket.bytecode_to_string())
 
     def _path(self, name: str) -> Path | None:
         """Returns where the byte code of a template lies; None when templates are not files of their own."""
-        template = templates_root().joinpath(*name.split("/"))
-        return Path(cache_from_source(template, optimization=self._made_by)) if isinstance(template, Path) else None
+        return kept_path(templates_root().joinpath(*name.split("/")), self._made_by)
