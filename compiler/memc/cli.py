@@ -10,28 +10,24 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-
-if _collects := gc.isenabled():
-    gc.disable()  # nothing of what is imported below is garbage, and looking for it takes a tenth of a cold start
 
 # pydantic would look through every installed package for plugins of its own, which takes longer than reading a spec.
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import memc
-from memc import commands, driver
+from memc import commands
 from memc.commands.completion import complete_gpu, complete_model
-from memc.config import Precision
-from memc.driver import Answer, Change, Written
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
-from memc.facts import GpuFacts
-from memc.plan import Infeasible, Plan
 
-if _collects:
-    gc.enable()
-_GARBAGE_AFTER = (100_000, 20, 100)  # a compile makes records, which end with it, and few cycles
+if TYPE_CHECKING:
+    from memc.driver import Answer, Written
+    from memc.facts import GpuFacts
+
+# A compile makes records, which end with it, and few cycles: looking for these takes a tenth of a cold start.
+_GARBAGE_AFTER = (100_000, 20, 100)
 
 _SPEC = click.argument("spec", type=click.Path(path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
@@ -50,6 +46,15 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the names of all commands, sorted."""
         return sorted({*super().list_commands(ctx), *commands.NAMES})
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes every command with its short help, which is there without the command's module."""
+        names = self.list_commands(ctx)
+        limit = formatter.width - 6 - max(map(len, names))
+        own = {name: super(_Commands, self).get_command(ctx, name) for name in names}
+        listed = {name: own[name] or click.Command(name, help=commands.NAMES[name]) for name in names}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(limit)) for name, command in listed.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Returns the command called `cmd_name`; None when there is none."""
@@ -115,6 +120,9 @@ def compile_command(
     With several specs and -o, each gets a folder of its own under the output folder, named after the spec. Nothing is
     written unless every spec is valid and fits.
     """
+    from memc import driver
+    from memc.plan import Infeasible
+
     folders = [_folder(spec, output, len(specs)) for spec in specs]
     _require_distinct(folders)
     solved = driver.answers(specs, folders, certify_seconds=certify_timeout if certify and not check else 0)
@@ -162,6 +170,9 @@ def compile_command(
 @click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with charts and sliders.")
 def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> None:
     """Show the ledger, the ladder and the clock of SPEC (a spec file or a folder that memc wrote)."""
+    from memc import driver
+    from memc.plan import Plan
+
     answer = driver.answer(driver.spec_path_of(spec), folder=spec if spec.is_dir() else None)
     if resolved:
         from memc.commands.resolved import print_resolved
@@ -234,6 +245,7 @@ def gpus(name: str | None, as_json: bool) -> None:
 def _has_rates(gpu: GpuFacts) -> bool:
     """Whether the catalogue knows enough of a card's speed to time a run on it."""
     from memc.clock import clock_facts
+    from memc.config import Precision
 
     try:
         clock_facts(gpu, Precision.BF16 if gpu.bf16 else Precision.FP16, 1)
@@ -336,6 +348,8 @@ def _require_distinct(folders: list[Path]) -> None:
 
 def _say_written(outcome: Written, check: bool) -> None:
     """Says on standard error what happened to each file."""
+    from memc.driver import Change
+
     verb = {Change.CREATE: "created", Change.UPDATE: "updated", Change.IDENTICAL: "unchanged"}
     for name, change in outcome.changes.items():
         if change is Change.IDENTICAL:
@@ -349,6 +363,7 @@ def _say_written(outcome: Written, check: bool) -> None:
 def _print_diffs(outcomes: list[Written], files: dict[Path, dict[str, str]]) -> None:
     """Prints what writing would change in the files that are there, as unified diffs; the others are only named."""
     from memc.checking import unified_diff
+    from memc.driver import Change
 
     for outcome in outcomes:
         for name, change in outcome.changes.items():
@@ -358,6 +373,7 @@ def _print_diffs(outcomes: list[Written], files: dict[Path, dict[str, str]]) -> 
 
 
 def _print_report(answer: Answer) -> None:
+    from memc.plan import Plan
     from memc.report import plan_report, refusal_report
 
     result = answer.result
@@ -365,6 +381,7 @@ def _print_report(answer: Answer) -> None:
 
 
 def _write_page(answer: Answer, path: Path) -> None:
+    from memc import driver
     from memc.page import report_page
 
     driver.write_text(path, report_page(answer.result, answer.loaded.spec), keep=answer.loaded.path)
@@ -372,6 +389,7 @@ def _write_page(answer: Answer, path: Path) -> None:
 
 
 def _print_verdict(answer: Answer) -> None:
+    from memc.plan import Plan
     from memc.verdict import plan_verdict
 
     assert isinstance(answer.result, Plan)

@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from memc import cli, driver
+from memc import cli, commands, driver
 from memc.cli import main
 
 SMALL = """\
@@ -358,3 +359,19 @@ def test_every_command_that_answers_has_json() -> None:
     for name, command in cli.app.commands.items():
         assert any("--json" in parameter.opts for parameter in command.params), name
         assert command.help, name
+
+
+def test_listing_commands_says_of_each_what_its_own_help_says() -> None:
+    for name, text in commands.NAMES.items():
+        command = import_module(f"memc.commands.{name}").command
+        assert command.get_short_help_str(500) == text
+
+
+def test_listing_commands_loads_neither_the_solver_nor_the_fields_of_a_spec() -> None:
+    code = (
+        "import sys\nfrom memc.cli import main\ntry:\n main(['--help'])\nexcept SystemExit:\n pass\n"
+        "print([name for name in ('pydantic', 'memc.solver', 'memc.ledger') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+    assert "compile" in done.stdout

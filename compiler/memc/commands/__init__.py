@@ -5,4 +5,17 @@ Each module holds a click command called `command`. The name on the command line
 
 from __future__ import annotations
 
-NAMES: tuple[str, ...] = ("check", "completion", "diagnose", "diff", "hardware", "init", "schema", "solve", "trace")
+NAMES: dict[str, str] = {
+    "check": "Compare every folder that memc wrote, at or below PATHS, with what its spec yields now.",
+    "completion": "Print the completion script of SHELL.",
+    "diagnose": "Say why a run ran out of memory: account, phase, likely cause, evidence, next rung.",
+    "diff": "Show which ledger lines move from BEFORE to AFTER, which settings change and "
+    "whether that touches numerics.",
+    "hardware": "Price SPEC on every card of the catalogue, and say what an upgrade from its own card is worth.",
+    "init": "Write a commented spec to FILE (default: spec.yaml).",
+    "schema": "Print the JSON schema of a spec.",
+    "solve": "Find the longest sequence, the largest micro-batch or model, the cheapest card or the "
+    "fewest cards for SPEC.",
+    "trace": "Trace the plan of SPEC (a spec file or a folder that memc wrote) beside its ledger; no GPU is needed.",
+}
+"""Each command with the first sentence of its help, which listing them takes."""
