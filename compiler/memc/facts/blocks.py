@@ -136,6 +136,9 @@ def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> Att
         linear=section.get("linear", False),
         rotary=section.get("rotary", True),
         eager_only=section.get("eager_only", False),
+        always_masked=section.get("always_masked", False),
+        mixed_heads=bool(names.switch(section.get("mixed_heads", False))),
+        padded=section.get("padded", True),
     )
 
 

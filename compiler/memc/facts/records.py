@@ -165,6 +165,9 @@ class AttentionFacts:
             value heads then, `kv_heads` the key heads.
         rotary: Whether positions enter by rotation of queries and keys.
         eager_only: Whether transformers computes it in no other way than its own matrix products.
+        always_masked: Whether a mask reaches the kernel even where none is needed.
+        mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
+        padded: Whether the mask of a padded batch of texts reaches it.
     """
 
     heads: int
@@ -178,6 +181,9 @@ class AttentionFacts:
     linear: bool = False
     rotary: bool = True
     eager_only: bool = False
+    always_masked: bool = False
+    mixed_heads: bool = False
+    padded: bool = True
 
     @property
     def value_width(self) -> int:
@@ -268,6 +274,23 @@ class BlockGroup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Patches:
+    """How an image of any size is cut into positions.
+
+    Attributes:
+        side: Pixels of a patch's side.
+        merge: Patches along each side of the square that becomes one position of the text.
+        window: Patches along the side of the windows that most layers attend within; 0 without windows.
+        most_pixels: Pixels that the model's own processor lets an image have.
+    """
+
+    side: int
+    merge: int
+    window: int
+    most_pixels: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stack:
     """A run of layers over one kind of positions, with what stands before and after them.
 
@@ -285,6 +308,9 @@ class Stack:
         positions_per_item: Positions of one image or recording, where the config decides; None where the sample does.
         text_positions_per_item: Positions that one image takes in the main stack; None where the sample decides, 0
             where it takes none.
+        input_elements: Elements that the batch holds of one image or recording, or of one patch of images of any size.
+        patches: How images of any size become positions; None where all have one size.
+        unused_layers: Layers at its end whose output nothing reads.
         before: What runs between the embedding and the layers, as a block of its own; None when nothing does.
         after: What runs after the layers, as a block of its own; None when nothing does, or when the tail of the model
             says it.
@@ -302,6 +328,9 @@ class Stack:
     norms: tuple[Norm, ...] = ()
     positions_per_item: int | None = None
     text_positions_per_item: int | None = 0
+    input_elements: int = 0
+    patches: Patches | None = None
+    unused_layers: int = 0
     before: Block | None = None
     after: Block | None = None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memc.facts.architectures import Names, load_architecture, read_names
 from memc.facts.blocks import build_groups, build_linears, build_norm, build_norms, build_side_block, build_tensors
-from memc.facts.records import Norm, NormKind, Sees, Stack
+from memc.facts.records import Block, BlockGroup, Norm, NormKind, Patches, Sees, Stack
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +70,32 @@ def main_stack(described: Described) -> Stack:
         name="",
         sees=stack.sees,
         hidden_size=stack.hidden_size,
-        groups=stack.groups,
+        groups=_masked(stack.groups) if described.architecture.get("masked") else stack.groups,
         embedding_params=stack.embedding_params,
         embedding_norms=stack.embedding_norms,
         final_norm=stack.final_norm,
         linears=(*stack.linears, *linears),
         tensors=(*stack.tensors, *tensors),
         norms=(*stack.norms, *norms),
-        before=stack.before,
+        before=_merging(described, main) or stack.before,
     )
+
+
+def _masked(groups: tuple[BlockGroup, ...]) -> tuple[BlockGroup, ...]:
+    """Returns layers that are given a mask whatever the batch is."""
+
+    def with_mask(block: Block) -> Block:
+        return replace(block, attention=replace(block.attention, always_masked=True))
+
+    return tuple(replace(group, block=with_mask(group.block)) for group in groups)
+
+
+def _merging(described: Described, main: Described) -> Block | None:
+    """Returns what a composed model does to the embedded text, as a block with what it has outside its parts."""
+    description = described.architecture
+    groups = build_groups(main.architecture, main.names, main.config)
+    norms = build_norms(description.get("outer_norms", ()), described.names)
+    return build_side_block(description, "before", described.names, groups, norms)
 
 
 def other_stacks(described: Described) -> tuple[Stack, ...]:
@@ -95,6 +112,7 @@ def other_stacks(described: Described) -> tuple[Stack, ...]:
                 name=entry["name"],
                 sees=part.architecture.get("sees", "text"),
                 text_positions=None if text is None else described.names.size(text),
+                unused_layers=described.names.size(entry.get("unused_layers", 0)),
             )
         else:
             stack = _stack(entry, described.names, described.config, name=entry["name"], sees=entry["sees"])
@@ -110,6 +128,7 @@ def _stack(
     name: str,
     sees: str,
     text_positions: int | None = 0,
+    unused_layers: int = 0,
 ) -> Stack:
     positions = description.get("positions")
     hidden = names.size(description.get("hidden", "hidden"))
@@ -130,8 +149,22 @@ def _stack(
         norms=norms,
         positions_per_item=None if positions is None else names.size(positions),
         text_positions_per_item=text_positions,
+        input_elements=names.size(description.get("input_elements", 0)),
+        patches=_patches(description.get("patches"), names),
+        unused_layers=unused_layers,
         before=build_side_block(description, "before", names, groups, embedding_norms),
         after=build_side_block(description, "after", names, groups, (final_norm, *norms)),
+    )
+
+
+def _patches(section: Mapping[str, Any] | None, names: Names) -> Patches | None:
+    if section is None:
+        return None
+    return Patches(
+        side=names.size(section["side"]),
+        merge=names.size(section["merge"]),
+        window=names.size(section.get("window", 0)),
+        most_pixels=names.size(section["most_pixels"]),
     )
 
 

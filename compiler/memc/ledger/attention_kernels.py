@@ -23,21 +23,21 @@ def _inputs(machine: Machine, *tensors: Tensor) -> list[Tensor]:
 
 
 @operation
-def flash_kernel(machine: Machine, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def flash_kernel(machine: Machine, query: Tensor, key: Tensor, value: Tensor, chunk: str = "") -> Tensor:
     """Returns flash attention's output, in the memory order of the query; keeps q, k, v, output and log-sum-exp.
 
     Backward allocates softmax sums, an fp32 query gradient, and key/value gradients by query head when heads are
-    grouped.
+    grouped. They are those of one `chunk` of rows where the kernel runs once for each.
     Source: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_fwd and mha_bwd.
     """
     q, k, v = _inputs(machine, query, key, value)
     head_dim, count = query.last, query.width // query.last
     padded = round_up(head_dim, 32 if head_dim <= 128 else 64)
-    rows = f"{query.unit}~{_FLASH_ROW_TILE}"
+    rows = f"{chunk or query.unit}~{_FLASH_ROW_TILE}"
     grouped = key.width // key.last != count
     unit, width, item = q.unit, q.width, q.item
     shapes = [(t.unit, t.width, t.last, t.head_major, t.node is not None) for t in (q, k, v)]
-    key_unit = key.unit
+    key_unit = chunk or key.unit
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         made = []
@@ -71,7 +71,9 @@ def flash_kernel(machine: Machine, query: Tensor, key: Tensor, value: Tensor) ->
 
 
 @operation
-def efficient_kernel(machine: Machine, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+def efficient_kernel(
+    machine: Machine, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, chunk: str = ""
+) -> Tensor:
     """Returns memory-efficient attention's output, tokens first; keeps q, k, v, bias, output and log-sum-exp.
 
     Source: aten/src/ATen/native/transformers/cuda/attention.cu and attention_backward.cu.
@@ -93,8 +95,8 @@ def efficient_kernel(machine: Machine, query: Tensor, key: Tensor, value: Tensor
             made.append(gradient)
         of_bias = None if bias_shape is None else machine.new(*bias_shape, "gradient of attention bias")
         machine.buffers(
-            (unit, 4 * count),
-            (unit, count * (round_up(head_dim, 32) * 4 + 4)),
+            (chunk or unit, 4 * count),
+            (chunk or unit, count * (round_up(head_dim, 32) * 4 + 4)),
             name="memory-efficient attention backward",
         )
         results: list[Tensor | None] = []

@@ -275,12 +275,17 @@ def _for_product(machine: Machine, x: Tensor) -> Tensor:
     """
     compute = machine.names["compute"] if machine.names["autocast"] else x.item
     given = cast(machine, x, compute)
-    if given.contiguous or machine.names["single"]:
-        found: Tensor = given
-        return found
-    out = machine.call("copy", [given])
-    out.head_major = out.transposed
+    out = _in_order(machine, given)
     machine.release(given)
+    return out
+
+
+def _in_order(machine: Machine, x: Tensor) -> Tensor:
+    """Returns heads as one batch of matrices, in the type that they have."""
+    if x.contiguous or machine.names["single"]:
+        return machine.keep(x)
+    out = machine.call("copy", [x])
+    out.head_major = out.transposed
     assert isinstance(out, Tensor)
     return out
 
@@ -295,7 +300,7 @@ def scores(machine: Machine, query: Tensor, key: Tensor) -> Tensor:
     k = _for_product(machine, key)
     q = _for_product(machine, query)
     unit = f"{query.unit}*{key.unit.split('*')[1]}"
-    out = _batched(machine, q, k, unit, query.width // query.last, last=0)
+    out = batched(machine, q, k, unit, query.width // query.last, last=0)
     machine.release(q, k)
     return out
 
@@ -306,19 +311,20 @@ def weighted(machine: Machine, weights: Tensor, value: Tensor) -> Tensor:
     v = _for_product(machine, value)
     w = _for_product(machine, weights)
     unit = weights.unit.rsplit("*", 1)[0]
-    out = _batched(machine, w, v, unit, weights.width * value.last, last=value.last)
+    out = batched(machine, w, v, unit, weights.width * value.last, last=value.last)
     machine.release(w, v)
     return out
 
 
-def _batched(machine: Machine, left: Tensor, right: Tensor, unit: str, width: int, *, last: int) -> Tensor:
+def batched(machine: Machine, left: Tensor, right: Tensor, unit: str, width: int, *, last: int) -> Tensor:
+    """Returns products of batches of matrices, heads first; each operand is kept for the other's gradient."""
     edges = [left.node is not None, right.node is not None]
     shapes = [(t.unit, t.width, t.item, t.last) for t in (left, right)]
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
         (gradient,) = gradients
         assert gradient is not None
-        given = machine.keep(gradient) if gradient.contiguous else _for_product(machine, gradient)
+        given = machine.keep(gradient) if gradient.contiguous else _in_order(machine, gradient)
         results: list[Tensor | None] = [None, None]
         for i in (1, 0):
             if edges[i]:

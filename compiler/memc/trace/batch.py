@@ -25,7 +25,7 @@ class Batch:
 def batch_for(config: TrainingConfig, model: Any) -> Batch:
     """Returns a micro-batch of full-length samples in which every label counts.
 
-    Assumes: image models see one image per sample at the size of their config; a dynamic image size is 448 by 448.
+    Assumes: image models see images at the size of their config, or as square as `image_pixels` allow.
     """
     settings = model.config
     if model.main_input_name == "input_features":
@@ -54,7 +54,7 @@ def _longest(config: TrainingConfig, model: Any) -> int:
 
 
 def _text(config: TrainingConfig, length: int) -> dict[str, Any]:
-    shape = (config.micro_batch_size, length)
+    shape = (config.micro_batch_sequences, length)
     batch: dict[str, Any] = {
         "input_ids": torch.full(shape, _TOKEN, dtype=torch.long),
         "labels": torch.full(shape, _LABEL, dtype=torch.long),
@@ -92,38 +92,44 @@ def _image_text_pairs(config: TrainingConfig, settings: Any) -> Batch:
     return Batch({**tokens, "pixel_values": _pixels(config, settings.vision_config), "return_loss": True})
 
 
-_DYNAMIC_IMAGE_PIXELS = 448
-
-
 def _text_with_images(config: TrainingConfig, model: Any) -> Batch:
-    """Returns text that begins with one image per sample; text only where max_length has no room for an image."""
+    """Returns text that begins with the images of each sample; text only where there are none or no room for them."""
     settings = model.config
     text = _text(config, config.local_length)
     vision = settings.vision_config
     dynamic = hasattr(vision, "spatial_merge_size")
+    high = wide = 0
     if dynamic:
-        side = _DYNAMIC_IMAGE_PIXELS // vision.patch_size
-        side -= side % vision.spatial_merge_size
-        tokens = (side // vision.spatial_merge_size) ** 2
+        high, wide = config.patch_grid(vision.patch_size, vision.spatial_merge_size)
+        tokens = high * wide // vision.spatial_merge_size**2
     else:
         tokens = _fixed_image_tokens(settings, vision)
-    if tokens >= config.local_length:
-        return Batch(text, (f"text only: an image of {tokens} tokens does not fit in max_length",))
+    number = config.images_per_sample
+    if not number:
+        return Batch(text, ("text only",))
+    if number * tokens >= config.local_length:
+        return Batch(text, (f"text only: {_images(number, tokens)} not fit in max_length",))
     ids = text["input_ids"]
-    ids[:, :tokens] = settings.image_token_id
+    ids[:, : number * tokens] = settings.image_token_id
     kinds = torch.zeros_like(ids)
-    kinds[:, :tokens] = 1
+    kinds[:, : number * tokens] = 1
     extra: dict[str, Any] = {}
+    images = number * config.micro_batch_size
     if dynamic:
         patch = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        extra["pixel_values"] = torch.zeros(config.micro_batch_size * side**2, patch)
-        extra["image_grid_thw"] = torch.tensor([[1, side, side]] * config.micro_batch_size)
+        extra["pixel_values"] = torch.zeros(images * high * wide, patch)
+        extra["image_grid_thw"] = torch.tensor([[1, high, wide]] * images)
         extra["mm_token_type_ids"] = kinds
     else:
-        extra["pixel_values"] = _pixels(config, vision)
+        extra["pixel_values"] = _pixels(config, vision).repeat(number, 1, 1, 1)
         if settings.model_type == "gemma3":
             extra["token_type_ids"] = kinds
-    return Batch({**text, **extra}, (f"one image of {tokens} tokens per sample, inside max_length",))
+    what = f"one image of {tokens} tokens" if number == 1 else f"{number} images of {tokens} tokens each"
+    return Batch({**text, **extra}, (f"{what} per sample, inside max_length",))
+
+
+def _images(number: int, tokens: int) -> str:
+    return f"an image of {tokens} tokens does" if number == 1 else f"{number} images of {tokens} tokens each do"
 
 
 def _fixed_image_tokens(settings: Any, vision: Any) -> int:
