@@ -7,6 +7,7 @@ from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts
 from memc.ledger import Estimator, ledger_facts
 from memc.ledger.constants import LedgerFacts
+from memc.solver.kept import Kept
 from memc.solver.resolve import resolve
 from memc.solver.solve import choose, machine_of
 from memc.spec import LoadedSpec, Spec
@@ -25,6 +26,7 @@ class Desk:
         self.model = model
         self.gpu = gpu
         self.samples = samples
+        self._kept = Kept()
         self._estimators: dict[tuple[str, str, LedgerFacts], Estimator] = {}
 
     def attempt(self, spec: Spec, *, model: ModelFacts | None = None, gpu: GpuFacts | None = None) -> Attempt:
@@ -48,7 +50,7 @@ class Desk:
         model, gpu = model or self.model, gpu or self.gpu
         facts = ledger_facts(gpu)
         question = resolve(loaded, model, gpu, facts, self.samples)
-        machine = machine_of(question, self._estimator(model, facts))
+        machine = machine_of(question, self._estimator(model, facts), self._kept)
         return Attempt(machine=machine, best=choose(machine))
 
     def attempt_or_why_not(

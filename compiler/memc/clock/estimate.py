@@ -34,12 +34,17 @@ class RunLength:
 
 
 class Clock:
-    """Times configurations of one model on one machine."""
+    """Times configurations of one model on one machine.
 
-    def __init__(self, model: ModelFacts, facts: ClockFacts) -> None:
+    Clocks of one card, in whatever number and network, may share the table of micro-batches that they know.
+    """
+
+    def __init__(
+        self, model: ModelFacts, facts: ClockFacts, known: dict[tuple[object, ...], MicroBatch] | None = None
+    ) -> None:
         self.model = model
         self.facts = facts
-        self._micro_batches: dict[tuple[object, ...], MicroBatch] = {}
+        self._micro_batches: dict[tuple[object, ...], MicroBatch] = {} if known is None else known
 
     def step_time(
         self,

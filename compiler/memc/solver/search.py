@@ -10,6 +10,7 @@ from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, with_micro_batch
 from memc.ledger.estimate import Estimator
 from memc.solver.frames import Candidate
+from memc.solver.kept import Kept
 from memc.solver.resolve import Question
 from memc.solver.space import Space
 
@@ -17,8 +18,9 @@ from memc.solver.space import Space
 class Machine:
     """Estimator and clock of one question, and the order of its ladder."""
 
-    def __init__(self, question: Question, estimator: Estimator, clock: Clock) -> None:
+    def __init__(self, question: Question, estimator: Estimator, clock: Clock, kept: Kept | None = None) -> None:
         self.question = question
+        self.kept = Kept() if kept is None else kept
         self.estimator = estimator
         self.clock = clock
         self._times: dict[int, tuple[TrainingConfig, StepTime]] = {}
@@ -28,7 +30,8 @@ class Machine:
     def space(self) -> Space:
         """Returns every valid configuration; made when first asked for."""
         if self._space is None:
-            self._space = Space(self.question, self.estimator, self.rungs)
+            frames = self.kept.frames(self.question, self.estimator, self.rungs)
+            self._space = Space(self.question, frames)
         return self._space
 
     def time(self, config: TrainingConfig) -> StepTime:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 from memc.clock import Clock, clock_facts
 from memc.config import AdapterPrecision, Optimizer, Precision, TrainingConfig
@@ -11,6 +12,7 @@ from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.frames import Frame, Line
+from memc.solver.kept import Kept
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
 from memc.solver.reasons import reasons
@@ -43,8 +45,15 @@ def machine_for(
     return machine_of(question.with_margin(margin_bytes), Estimator(model, facts))
 
 
-def machine_of(question: Question, estimator: Estimator) -> Machine:
-    """Returns the machine of a question; the estimator is that of its model and card."""
+def machine_of(question: Question, estimator: Estimator, kept: Kept | None = None) -> Machine:
+    """Returns the machine of a question; the estimator is that of its model and card.
+
+    Args:
+        question: The question.
+        estimator: That of its model and card.
+        kept: What earlier questions about the model found; None for the first.
+    """
+    kept = Kept() if kept is None else kept
     asked = question.asked
     rates = clock_facts(
         question.gpu,
@@ -53,7 +62,7 @@ def machine_of(question: Question, estimator: Estimator) -> Machine:
         nodes=asked.nodes,
         network_bytes_per_second=question.loaded.spec.hardware.network_bytes_per_second,
     )
-    return Machine(question, estimator, Clock(question.model, rates))
+    return Machine(question, estimator, Clock(question.model, rates, kept.micro_batches(question)), kept)
 
 
 def solve(
@@ -84,7 +93,7 @@ def solve(
         )
         best = choose(machine)
         if best is None:
-            return infeasible(machine, machine_of)
+            return infeasible(machine, partial(machine_of, kept=machine.kept))
         plan = _plan(machine, best)
     return replace(plan, facts=used_facts(machine.question, plan.config, facts))
 

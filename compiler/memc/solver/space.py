@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memc.ladder import Technique
-from memc.ledger.estimate import Estimator
-from memc.solver.enumeration import SHAPE_DIMENSIONS, frames_of
+from memc.solver.enumeration import SHAPE_DIMENSIONS
 from memc.solver.frames import Candidate, Frame, Line, Shape
 from memc.solver.resolve import Question
 
@@ -30,9 +29,9 @@ class Space:
         rungs: The rungs that have configurations, ascending.
     """
 
-    def __init__(self, question: Question, estimator: Estimator, places: dict[str, int]) -> None:
+    def __init__(self, question: Question, frames: list[Frame]) -> None:
         self.question = question
-        self.frames = frames_of(question, estimator, places)
+        self.frames = frames
         self.considered = sum(frame.count for frame in self.frames)
         self.rungs = sorted({max(frame.rung, line.rung) for frame in self.frames for line in frame.lines})
         self._fitting: dict[tuple[int, int], int] = {}
