@@ -7,10 +7,29 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """What is trained: `sft` with TRL's SFTTrainer, `pretrain` with transformers' Trainer."""
+    """What is trained: `sft` and `dpo` with TRL's trainers, `pretrain` with transformers' Trainer."""
 
     SFT = "sft"
     PRETRAIN = "pretrain"
+    DPO = "dpo"
+
+    @property
+    def sequences_per_sample(self) -> int:
+        """Sequences that one sample is: a preference pair is two, one with each answer."""
+        return 2 if self is Task.DPO else 1
+
+
+class Reference(StrEnum):
+    """Where preference training has its reference from.
+
+    `none`: the task has no reference. `adapters_off`: the model itself, its adapters switched off. `model`: a second,
+    frozen model. `precomputed`: log-probabilities of all pairs, computed once before the first step.
+    """
+
+    NONE = "none"
+    ADAPTERS_OFF = "adapters_off"
+    MODEL = "model"
+    PRECOMPUTED = "precomputed"
 
 
 class Method(StrEnum):
@@ -233,6 +252,9 @@ class TrainingConfig:
         quantization: Format of a 4-bit base; matters only when method is qlora.
         upcast_unquantized: Whether what a 4-bit base leaves unquantised is cast to fp32 (PEFT's
             `prepare_model_for_kbit_training`), and with it the residual stream.
+        reference: Where the reference of preference training comes from.
+        images_per_sample: Images in one sample of a model that sees images beside text; 0 for text alone.
+        image_pixels: Pixels of one image, where the model takes images of any size.
         reentrant_checkpointing: Whether a checkpointed layer is recomputed by a backward inside the backward (torch's
             `use_reentrant`) rather than when its saved tensors are asked for.
     """
@@ -265,6 +287,9 @@ class TrainingConfig:
     quantization: Quantization = Quantization.NF4
     upcast_unquantized: bool = False
     reentrant_checkpointing: bool = False
+    reference: Reference = Reference.NONE
+    images_per_sample: int = 1
+    image_pixels: int = 448 * 448
 
     @property
     def world_size(self) -> int:
@@ -293,10 +318,29 @@ class TrainingConfig:
         """Tokens of the longest sequence that one GPU holds: all, unless several ranks share it."""
         return -(-self.max_length // self.context_parallel)
 
+    def patch_grid(self, side: int, merge: int) -> tuple[int, int]:
+        """Returns the rows and columns of patches of an image that is as square as its number of pixels allows.
+
+        Args:
+            side: Pixels of a patch's side.
+            merge: Patches along each side of the square that becomes one position of the text.
+        """
+        return patch_grid(self.image_pixels, side, merge)
+
+    @property
+    def micro_batch_sequences(self) -> int:
+        """Sequences that one GPU holds in one forward pass."""
+        return self.micro_batch_size * self.task.sequences_per_sample
+
+    @property
+    def eval_batch_sequences(self) -> int:
+        """Sequences that one GPU holds in one forward pass of evaluation."""
+        return self.eval_batch_size * self.task.sequences_per_sample
+
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens that one GPU holds in one forward pass, at the longest sequence."""
-        return self.micro_batch_size * self.local_length
+        return self.micro_batch_sequences * self.local_length
 
     @property
     def zero_stage(self) -> int:
@@ -316,3 +360,16 @@ class TrainingConfig:
         if self.fsdp is not None:
             return self.fsdp.offload
         return self.zero.offload_param if self.zero is not None else Offload.NONE
+
+
+def patch_grid(pixels: int, side: int, merge: int) -> tuple[int, int]:
+    """Returns the rows and columns of patches of an image that is as square as its number of pixels allows.
+
+    Args:
+        pixels: Pixels of the image.
+        side: Pixels of a patch's side.
+        merge: Patches along each side of the square that becomes one position of the text.
+    """
+    positions = max(1, pixels // (side * merge) ** 2)
+    rows = int(positions**0.5)
+    return rows * merge, positions // rows * merge

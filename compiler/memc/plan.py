@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.facts.records import GpuFacts, ModelFacts
 from memc.ledger.entries import Ledger, Resource
-from memc.ledger.traced import Comparison, TracedStep
+
+if TYPE_CHECKING:
+    from memc.ledger.traced import Comparison, TracedStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceSettings:
+    """The loss of preference training.
+
+    Attributes:
+        beta: How strongly the model is held to its reference.
+        loss: Name of the loss, as TRL's `loss_type`.
+        label_smoothing: Share of pairs that are taken to be the wrong way round.
+    """
+
+    beta: float
+    loss: str
+    label_smoothing: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +54,7 @@ class RunSettings:
         image: Container image; empty without one.
         volume: Kubernetes claim of the volume that holds the data; empty without one.
         accelerator: What SkyPilot calls the card; empty without.
+        dpo: The loss of preference training; None for other tasks.
     """
 
     model: str
@@ -64,6 +83,7 @@ class RunSettings:
     image: str = ""
     volume: str = ""
     accelerator: str = ""
+    dpo: PreferenceSettings | None = None
 
 
 class Verdict(StrEnum):

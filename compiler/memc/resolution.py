@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from memc.config import Attention, Engine, LossHead, Method, Optimizer, Task, TrainingConfig
+from memc.config import Attention, Engine, LossHead, Method, Optimizer, Reference, Task, TrainingConfig
 from memc.plan import Infeasible, Plan
 from memc.spec import LoadedSpec, Spec
 from memc.spec_errors import field_paths
@@ -155,7 +155,7 @@ def _run(spec: Spec, plan: Plan) -> dict[str, _Decision]:
     per_epoch = plan.total_steps is not None and not spec.training.max_steps
     cadence = "once per epoch" if per_epoch else "the length of an epoch is unknown"
     decided = {
-        "training.learning_rate": _Decision(value=run.learning_rate, reason=f"usual for method {plan.config.method}"),
+        "training.learning_rate": _Decision(value=run.learning_rate, reason=_rate_reason(plan.config)),
         "training.save_steps": _Decision(value=run.save_steps, reason=cadence),
         "training.eval_steps": _Decision(
             value=run.eval_steps, reason=cadence if spec.data.eval is not None else "there is no evaluation file"
@@ -171,6 +171,10 @@ def _run(spec: Spec, plan: Plan) -> dict[str, _Decision]:
         counted = "counted in the training file" if plan.total_steps is not None else "the training file is not here"
         decided["data.samples"] = _Decision(value=None, reason=counted)
     return decided
+
+
+def _rate_reason(config: TrainingConfig) -> str:
+    return f"usual for method {config.method}" + (" and preference pairs" if config.task is Task.DPO else "")
 
 
 def _technique(result: Plan | Infeasible, *names: str) -> str:
@@ -211,6 +215,11 @@ def _pins(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
         "context_parallel": chosen(config.context_parallel, ("context-parallel",), fits_without),
         "attention": _Decision(value=config.attention.value, reason=_attention_reason(config)),
         "loss": chosen(config.loss.value, ("chunked-loss",), _loss_reason(config)),
+        "reference": chosen(
+            None if config.reference is Reference.NONE else config.reference.value,
+            ("precomputed-reference",),
+            _reference_reason(config),
+        ),
         "optimizer": chosen(config.optimizer.value, ("adamw-", "paged-", "bf16-adamw"), _optimizer_reason(config)),
         "hybrid_sharding": chosen(_hybrid(config), ("zero-3-hybrid", "fsdp-hybrid"), fits_without),
         "zero_stage": chosen(stage, sharding, fits_without if config.zero is None else "asked by a pin"),
@@ -259,7 +268,16 @@ def _attention_reason(config: TrainingConfig) -> str:
 def _loss_reason(config: TrainingConfig) -> str:
     if config.loss is LossHead.PLAIN:
         return "it fits with all logits"
-    return "the loss of TRL's trainer, in tiles" if config.task is Task.SFT else "asked"
+    return "the loss of TRL's trainer, in tiles" if config.task in (Task.SFT, Task.DPO) else "asked"
+
+
+def _reference_reason(config: TrainingConfig) -> str:
+    return {
+        Reference.NONE: f"{UNUSED}: task {config.task} has no reference",
+        Reference.ADAPTERS_OFF: "the model itself, its adapters switched off",
+        Reference.MODEL: "a frozen second model fits",
+        Reference.PRECOMPUTED: "asked by a pin",
+    }[config.reference]
 
 
 def _optimizer_reason(config: TrainingConfig) -> str:

@@ -9,6 +9,7 @@ from memc.config import Method, Task
 from memc.spec_engines import ENGINE_CHECKS
 from memc.spec_fields import Lora, Spec
 from memc.spec_findings import Finding, yaml_text
+from memc.spec_tasks import TASK_CHECKS
 
 __all__ = ["Finding", "contradictions"]
 
@@ -74,17 +75,6 @@ def _duration(spec: Spec) -> Iterator[Finding]:
             message=f"`epochs` {training.epochs:g} and `max_steps` {training.max_steps:,} both say how long to train",
             hint="remove one of the two",
             also=("training.epochs",),
-        )
-
-
-def _assistant_loss(spec: Spec) -> Iterator[Finding]:
-    if spec.data.assistant_only_loss and spec.task is Task.PRETRAIN:
-        yield Finding(
-            code="spec-assistant-loss-in-pretraining",
-            field="data.assistant_only_loss",
-            message="`assistant_only_loss` needs chat turns, which plain text for pretraining does not have",
-            hint="remove `assistant_only_loss`, or write `task: sft`",
-            also=("task",),
         )
 
 
@@ -201,7 +191,7 @@ CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _mean_tokens,
     _evaluation,
     _duration,
-    _assistant_loss,
+    *TASK_CHECKS,
     _global_batch,
     *ENGINE_CHECKS,
     _lora_without_adapters,

@@ -21,6 +21,8 @@ from memc.spec_values import (
     Names,
     Number,
     Objective,
+    PreferenceLoss,
+    ReferencePlace,
     RunLimitField,
     Scheduler,
     SizeField,
@@ -55,6 +57,10 @@ class Data(Section):
     """Evaluation file; without one the run does not evaluate."""
     max_length: Annotated[int, _count(2**24)] = Field(examples=[2048])
     """Longest sequence in tokens; longer samples are cut."""
+    images_per_sample: Annotated[int, _count(1000, least=0)] | None = None
+    """Images in one sample, for models that see images: their tokens come on top of `max_length`; 1 when not given."""
+    image_pixels: Annotated[int, _count(10**9)] | None = None
+    """Most pixels (height x width) of an image once resized, for models that take images of any size."""
     packing: Flag = False
     """Whether several samples share one sequence of `max_length` tokens."""
     samples: Annotated[int, _count(10**12)] | None = None
@@ -78,6 +84,17 @@ class Lora(Section):
     """Modules that carry an adapter: attention, all-linear, or a list of module names."""
     precision: AdapterPrecision = AdapterPrecision.FP32
     """Data type of the adapters: fp32, or base for that of the model."""
+
+
+class Dpo(Section):
+    """The loss of preference training, where the task is dpo."""
+
+    beta: Annotated[Number, Field(gt=0, le=1000)] = 0.1
+    """How strongly the model is held to its reference."""
+    loss: PreferenceLoss = PreferenceLoss.SIGMOID
+    """Loss, by the name of TRL's `loss_type`."""
+    label_smoothing: Annotated[Number, Field(ge=0, lt=1)] = 0.0
+    """Share of pairs taken to be the wrong way round; read by robust, exo_pair, aot and aot_unpaired."""
 
 
 class Training(Section):
@@ -203,6 +220,8 @@ class Pin(Section):
     """Attention implementation: sdpa, eager or flash_attention_2."""
     loss: LossHead | None = None
     """plain materialises all logits, chunked computes the loss in tiles."""
+    reference: ReferencePlace | None = None
+    """Preference training of all weights: model keeps a frozen second one, precomputed scores all pairs once ahead."""
     optimizer: Optimizer | None = None
     """Optimizer, by its transformers name."""
     zero_stage: Annotated[int, _count(3, least=0)] | None = None
@@ -271,13 +290,15 @@ class Spec(Section):
     model: Text = Field(examples=["Qwen/Qwen2.5-7B-Instruct"])
     """Model: a catalogue key, a hub id, a folder or a config.json."""
     task: Task = Task.SFT
-    """What is trained: sft (instruction data) or pretrain (plain text)."""
+    """What is trained: sft (instruction data), pretrain (plain text) or dpo (pairs of a better and a worse answer)."""
     data: Data = Field(examples=["{train: data/train.jsonl, max_length: 2048}"])
     """What is trained on."""
     method: Methods = ()
     """Which parameters train: auto, full, lora, qlora, or a list in order of preference."""
     lora: Lora = Lora.model_construct()
     """Low-rank adapters, where the method uses them."""
+    dpo: Dpo = Dpo.model_construct()
+    """The loss of preference training, where the task is dpo."""
     training: Training = Training.model_construct(epochs=DEFAULT_EPOCHS)
     """Hyper-parameters and cadence."""
     hardware: Hardware = Field(examples=["{gpu: rtx-4090}"])

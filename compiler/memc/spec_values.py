@@ -50,6 +50,32 @@ class Scheduler(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+class PreferenceLoss(StrEnum):
+    """Loss of preference training, by the name of TRL's `loss_type`."""
+
+    SIGMOID = "sigmoid"
+    SIGMOID_NORM = "sigmoid_norm"
+    HINGE = "hinge"
+    IPO = "ipo"
+    ROBUST = "robust"
+    EXO_PAIR = "exo_pair"
+    NCA_PAIR = "nca_pair"
+    BCO_PAIR = "bco_pair"
+    SPPO_HARD = "sppo_hard"
+    AOT = "aot"
+    AOT_UNPAIRED = "aot_unpaired"
+    APO_ZERO = "apo_zero"
+    APO_DOWN = "apo_down"
+    DISCOPOP = "discopop"
+
+
+class ReferencePlace(StrEnum):
+    """Where the reference of preference training is, when all weights train."""
+
+    MODEL = "model"
+    PRECOMPUTED = "precomputed"
+
+
 class LrScheduler(StrEnum):
     """Learning rate schedule, by its transformers name. Only those that need no further arguments."""
 

@@ -14,7 +14,7 @@ from inprocess import SMALL, Ended, command_runner
 from memc import driver
 from memc.comparison.compare import compare_locks
 from memc.comparison.fidelity import DIMENSION_SETTINGS, SETTING_TOUCH, Touch, touch_of
-from memc.config import Engine, LossHead, Method, Offload, TrainingConfig
+from memc.config import Engine, LossHead, Method, Offload, Reference, Task, TrainingConfig
 from memc.document import settings_document
 from memc.errors import ExitCode
 from memc.facts import load_gpu, load_model
@@ -312,6 +312,7 @@ def applicable(technique: Any, tmp_path: Path) -> tuple[TrainingConfig, Situatio
         under_fsdp(plain, situation.fsdp),
         under_fsdp(replace(plain, gpus_per_node=8), situation.fsdp),
         replace(plain, nodes=2),
+        replace(plain, task=Task.DPO, reference=Reference.MODEL),
     )
     return next(base for base in bases if technique.why_not(base, situation) is None), situation
 

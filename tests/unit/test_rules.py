@@ -17,6 +17,7 @@ from memc.config import (
     Offload,
     Optimizer,
     Precision,
+    Reference,
     Task,
     TrainingConfig,
 )
@@ -102,6 +103,21 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
         replace(_FSDP, context_parallel=2, nodes=2, packing=False),
         {},
     ),
+    "reference-under-fsdp": (
+        replace(_FSDP, task=Task.DPO, reference=Reference.MODEL),
+        replace(make_config(engine=Engine.FSDP), task=Task.DPO, reference=Reference.ADAPTERS_OFF),
+        {},
+    ),
+    "precomputed-reference-under-deepspeed": (
+        replace(_ZERO2, task=Task.DPO, reference=Reference.PRECOMPUTED),
+        replace(_ZERO2, task=Task.DPO, reference=Reference.MODEL),
+        {},
+    ),
+    "pairs-in-shared-sequences": (
+        replace(_FSDP, task=Task.DPO, context_parallel=2, packing=False),
+        replace(_FSDP, task=Task.DPO, packing=False),
+        {},
+    ),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),
     "zero-2-gradients-of-reused-modules": (_ZERO2, _zero(3), {"deepspeed": "0.19.3"}),
     "recomputation-adds-to-offload": (
@@ -128,7 +144,7 @@ def _broken(config: TrainingConfig, given: dict[str, Any]) -> dict[str, str]:
 
 
 def test_every_rule_has_a_case_and_a_source() -> None:
-    assert {rule.id for rule in load_rules()} == set(CASES)
+    assert {rule.id for rule in load_rules("combinations")} == set(CASES)
     for rule in load_rules():
         assert rule.when
         assert rule.source

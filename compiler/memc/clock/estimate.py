@@ -9,8 +9,8 @@ from memc.clock.constants import ClockFacts
 from memc.clock.microbatch import MicroBatch, micro_batch
 from memc.clock.schedule import Elements, Waits, waits
 from memc.clock.steptime import StepTime
-from memc.clock.workload import Compute, Layout, compute_of, gathers_weights, layout_of
-from memc.config import Method, TrainingConfig
+from memc.clock.workload import Compute, Layout, compute_of, gathers_weights, layout_of, reference_compute
+from memc.config import Method, Reference, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.states import ParamCounts
 from memc.units import ceil_div
@@ -25,12 +25,14 @@ class RunLength:
         evaluations: How often it evaluates.
         evaluation_samples: Samples of one evaluation, all ranks together.
         saves: How often it writes a checkpoint.
+        samples: Training samples, each counted once; 0 when unknown.
     """
 
     steps: int
     evaluations: int = 0
     evaluation_samples: int = 0
     saves: int = 0
+    samples: int = 0
 
 
 class Clock:
@@ -83,7 +85,8 @@ class Clock:
             fixed = waiting.communication + waiting.transfers + waiting.host + waiting.optimizer
             evaluating = _evaluation_seconds(config, work, run) * length_share
             saving = run.saves * _checkpoint_bytes(config, counts) / facts.nvme_write_bytes_per_second
-            total = run.steps * (passes * work.shortened(length_share) + fixed) + evaluating + saving
+            ahead = _precomputing_seconds(config, work, run) * length_share
+            total = run.steps * (passes * work.shortened(length_share) + fixed) + evaluating + saving + ahead
             if usd_per_gpu_hour is not None:
                 usd = total / 3600 * usd_per_gpu_hour * config.world_size
         return StepTime(
@@ -91,7 +94,7 @@ class Clock:
             bandwidth_seconds=bandwidth + waiting.optimizer,
             communication_seconds=waiting.communication,
             offload_seconds=waiting.transfers + waiting.host,
-            tokens_per_step=config.global_batch_size * config.max_length,
+            tokens_per_step=config.global_batch_size * config.task.sequences_per_sample * config.max_length,
             world_size=config.world_size,
             total_seconds=total,
             total_usd=usd,
@@ -119,11 +122,17 @@ class Clock:
             config.lora,
             config.base_precision,
             config.upcast_unquantized,
+            config.task,
+            config.reference,
             gathers_weights(config),
         )
         found = self._micro_batches.get(key)
         if found is None:
-            found = self._micro_batches[key] = micro_batch(self.model, compute_of(config), self.facts)
+            found = micro_batch(self.model, compute_of(config), self.facts)
+            frozen = reference_compute(config)
+            if frozen is not None:
+                found = found.with_forward_of(micro_batch(self.model, frozen, self.facts))
+            self._micro_batches[key] = found
         return found
 
 
@@ -137,6 +146,17 @@ def _evaluation_seconds(config: TrainingConfig, work: MicroBatch, run: RunLength
     """Returns seconds of all evaluations: forward passes over a rank's share of the samples."""
     share = ceil_div(run.evaluation_samples, config.data_parallel_ranks)
     return run.evaluations * share / config.micro_batch_size * work.forward_seconds
+
+
+def _precomputing_seconds(config: TrainingConfig, work: MicroBatch, run: RunLength) -> float:
+    """Returns seconds of scoring all samples once before the first step: forward passes over a rank's share.
+
+    A run that sees only part of its samples scores them all the same.
+    """
+    if config.reference is not Reference.PRECOMPUTED:
+        return 0.0
+    samples = (run.samples or run.steps * config.global_batch_size) + (run.evaluation_samples if run.evaluations else 0)
+    return ceil_div(samples, config.data_parallel_ranks) / config.micro_batch_size * work.forward_seconds
 
 
 def _checkpoint_bytes(config: TrainingConfig, counts: ParamCounts) -> int:

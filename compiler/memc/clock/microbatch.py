@@ -8,7 +8,8 @@ from memc.clock.constants import ClockFacts
 from memc.clock.kernels import attention_seconds, product_seconds
 from memc.clock.shapes import Product, between, products_of
 from memc.clock.workload import Compute, Kernels
-from memc.facts.records import Block, ModelFacts, Stack
+from memc.config import patch_grid
+from memc.facts.records import Block, ModelFacts, Sees, Stack
 from memc.units import ceil_div
 
 
@@ -56,6 +57,15 @@ class MicroBatch:
         backward = (self.backward + self.backward_bandwidth) * share
         return max(forward, self.forward_launch) + max(backward, self.backward_launch)
 
+    def with_forward_of(self, other: MicroBatch) -> MicroBatch:
+        """Returns the micro-batch with one more forward pass, that of `other`."""
+        return replace(
+            self,
+            forward=self.forward + other.forward,
+            forward_bandwidth=self.forward_bandwidth + other.forward_bandwidth,
+            forward_launch=self.forward_launch + other.forward_launch,
+        )
+
     @property
     def bandwidth(self) -> float:
         """Work of both passes that memory bounds."""
@@ -84,8 +94,13 @@ def micro_batch(model: ModelFacts, compute: Compute, facts: ClockFacts) -> Micro
     for stack in model.stacks:
         layers += stack.num_layers
         seen = compute
-        if stack.positions_per_item is not None:  # one image or recording per sample
-            seen = replace(compute, length=stack.positions_per_item, context=stack.positions_per_item)
+        if stack.sees is Sees.IMAGE and model.sees is not Sees.IMAGE:
+            if not compute.images:
+                continue
+            seen = replace(compute, samples=compute.samples * compute.images)
+        positions = _positions(stack, compute)
+        if positions is not None:  # of one image or recording
+            seen = replace(seen, length=positions, context=positions)
         _add_stack(total, stack, seen, facts)
     _share_layers(total, compute, layers)
     _add_loss(total, model, compute, facts)
@@ -103,6 +118,14 @@ def micro_batch(model: ModelFacts, compute: Compute, facts: ClockFacts) -> Micro
         * float(compute.tokens * compute.stream_bytes),
         passed_bytes=_passed_bytes(model, compute),
     )
+
+
+def _positions(stack: Stack, compute: Compute) -> int | None:
+    """Returns the positions of one image or recording; None for text."""
+    if stack.patches is None:
+        return stack.positions_per_item
+    high, wide = patch_grid(compute.image_pixels, stack.patches.side, stack.patches.merge)
+    return high * wide
 
 
 def _share_layers(total: _Sum, compute: Compute, layers: int) -> None:

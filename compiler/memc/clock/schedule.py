@@ -104,7 +104,7 @@ def _communication(work: MicroBatch, layout: Layout, elements: Elements, facts: 
         gathered = pass_seconds(elements.gathered_bytes(layout), layers, shard, facts)
     again = _gathered_again(gathered, layout, elements, work, facts)
     forward, backward = work.forward_seconds, work.backward_seconds
-    there = waited_for(gathered, gathered / layers, forward, occupied)
+    there = waited_for(layout.gathered_forwards * gathered, gathered / layers, forward, occupied)
     last = waited_for(again + reduced, (again + reduced) / layers, backward, occupied)
     earlier = last if layout.reduce_every_pass else waited_for(again, again / layers, backward, occupied)
     waited = passing + passes * there + (passes - 1) * earlier + last
@@ -186,6 +186,7 @@ def _offload(work: MicroBatch, layout: Layout, elements: Elements, facts: ClockF
         once = share / pcie
         if layout.offload_weights is Offload.NVME:
             once = max(once, share * layout.gpus_per_node / facts.nvme_read_bytes_per_second)
-        waited += passes * waited_for(once, once / layers, work.forward_seconds, 0.0)
+        there = layout.gathered_forwards * once
+        waited += passes * waited_for(there, once / layers, work.forward_seconds, 0.0)
         waited += passes * waited_for(once, once / layers, work.backward_seconds, 0.0)
     return waited, host

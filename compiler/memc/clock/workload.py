@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from memc.config import (
@@ -13,6 +13,7 @@ from memc.config import (
     Offload,
     Optimizer,
     Precision,
+    Reference,
     TrainingConfig,
 )
 from memc.ledger.dtypes import dtypes
@@ -84,6 +85,8 @@ class Compute:
         gathered: Whether weights are gathered before each use: every rank copies them out of the collective's buffer.
         tensor_parallel: Ranks that share every matrix product.
         stages: Pipeline stages that share the layers.
+        images: Images of one sample; 0 where it has none.
+        image_pixels: Pixels of one, where images have any size.
         experts_apart: Whether eager code runs experts one after another (transformers before 5) rather than in one
             grouped product.
     """
@@ -111,6 +114,8 @@ class Compute:
     tensor_parallel: int = 1
     stages: int = 1
     experts_apart: bool = False
+    images: int = 1
+    image_pixels: int = 0
 
     @property
     def tokens(self) -> int:
@@ -142,6 +147,7 @@ class Layout:
         paged_bytes: Bytes of optimizer states per trainable element that every step moves to the GPU and back.
         regather_ranks: Ranks that gather weights for backward; fewer than `shard_ranks` where a second copy is kept.
         context_parallel: Ranks that share a sequence.
+        gathered_forwards: Forward passes of a micro-batch for which weights are gathered: two with a reference.
     """
 
     micro_batches: int
@@ -164,6 +170,7 @@ class Layout:
     paged_bytes: float = 0.0
     regather_ranks: int = 0
     context_parallel: int = 1
+    gathered_forwards: int = 1
 
 
 _DTYPES = {Precision.FP16: "fp16", Precision.FP32: "fp32"}
@@ -177,7 +184,7 @@ def compute_of(config: TrainingConfig) -> Compute:
     layers_again = 1 / config.checkpoint_every if config.checkpoint_every else 0.0
     chunked = config.loss is LossHead.CHUNKED
     return Compute(
-        samples=config.micro_batch_size,
+        samples=config.micro_batch_sequences,
         length=config.local_length,
         context=config.max_length,
         dtype=_DTYPES.get(config.precision, "bf16"),
@@ -194,7 +201,19 @@ def compute_of(config: TrainingConfig) -> Compute:
         chunked_loss=chunked,
         fused_loss=chunked,
         gathered=gathers_weights(config),
+        images=config.images_per_sample,
+        image_pixels=config.image_pixels,
     )
+
+
+def reference_compute(config: TrainingConfig) -> Compute | None:
+    """Returns what the reference of preference training computes in every pass; None when no pass runs one.
+
+    Only its forward counts: nothing of it trains, adapters are switched off, and nothing is computed again.
+    """
+    if config.reference not in (Reference.MODEL, Reference.ADAPTERS_OFF):
+        return None
+    return replace(compute_of(config), trains=False, rank=0, adapted=frozenset(), dropout=False, recompute=0.0)
 
 
 def layout_of(config: TrainingConfig) -> Layout:
@@ -223,6 +242,7 @@ def layout_of(config: TrainingConfig) -> Layout:
         paged_bytes=_PAGED_BYTES.get(config.optimizer, 0.0),
         regather_ranks=config.zero.hpz_partition if config.zero is not None and config.zero.hpz_partition > 1 else 0,
         context_parallel=config.context_parallel,
+        gathered_forwards=2 if reference_compute(config) is not None else 1,
     )
 
 

@@ -29,6 +29,7 @@ DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
     Dimension.PRODUCTS: (),
     Dimension.CONTEXT: ("context_parallel",),
     Dimension.LOSS: ("loss",),
+    Dimension.REFERENCE: ("reference",),
     Dimension.CHECKPOINTING: ("checkpoint_every", "activation_checkpointing"),
     Dimension.CHECKPOINT_OFFLOAD: ("checkpoint_offload",),
     Dimension.MICRO_BATCH: ("micro_batch_size", "gradient_accumulation_steps", "eval_batch_size", "padding_mask"),
@@ -70,6 +71,7 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
         "lr_scheduler",
         "seed",
         "assistant_only_loss",
+        "dpo",
     ),
     Touch.NEITHER: (
         "eval_data",

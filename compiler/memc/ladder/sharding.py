@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from memc.config import Engine, Method, Offload, Precision, TrainingConfig
+from memc.config import Engine, Method, Offload, Precision, Reference, TrainingConfig
 from memc.ladder.engines import under_deepspeed, under_fsdp
 from memc.ladder.states import BITSANDBYTES
 from memc.ladder.technique import Dimension, Fidelity, Situation, Technique
@@ -63,6 +63,8 @@ def _fsdp_why_not(*, hybrid: bool) -> Callable[[TrainingConfig, Situation], str 
     def why_not(config: TrainingConfig, situation: Situation) -> str | None:
         if config.world_size == 1:
             return "over one rank FSDP divides nothing"
+        if config.reference not in (Reference.NONE, Reference.ADAPTERS_OFF):
+            return "TRL shards a second model as one piece under FSDP and gathers all of it at once: ZeRO-3 does not"
         if hybrid and config.nodes == 1:
             return "there is one node: gathering never leaves it"
         if hybrid and config.gpus_per_node == 1:

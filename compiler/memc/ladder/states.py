@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from memc.config import AdapterPrecision, Engine, Method, Optimizer, Precision, TrainingConfig
+from memc.config import AdapterPrecision, Engine, Method, Optimizer, Precision, Reference, Task, TrainingConfig
 from memc.ladder.technique import Dimension, Fidelity, Situation, Technique
 from memc.ledger.entries import Account
 
@@ -59,7 +59,8 @@ def _pure_why_not(config: TrainingConfig, _situation: Situation) -> str | None:
 
 def _with_method(method: Method) -> Callable[[TrainingConfig, Situation], TrainingConfig]:
     def apply(config: TrainingConfig, situation: Situation) -> TrainingConfig:
-        return replace(config, method=method, lora=situation.lora)
+        off = Reference.ADAPTERS_OFF if config.task is Task.DPO else config.reference
+        return replace(config, method=method, lora=situation.lora, reference=off)
 
     return apply
 

@@ -21,6 +21,7 @@ class Dimension(StrEnum):
     OFFLOAD_PARAM = "offload_param"
     ENGINE_STATES = "engine_states"
     ADAPTERS = "adapters"
+    REFERENCE = "reference"
     PRODUCTS = "products"
     CONTEXT = "context"
     LOSS = "loss"

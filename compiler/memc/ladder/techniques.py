@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.ladder import sharding, states, work
+from memc.ladder import reference, sharding, states, work
 from memc.ladder.technique import Technique
 from memc.ladder.work import with_micro_batch
 
@@ -17,6 +17,7 @@ _DIVISORS = (
 )
 LADDER: tuple[Technique, ...] = (
     work.CHUNKED_LOSS,
+    reference.PRECOMPUTED,
     *(work.accumulation(divisor) for divisor in _DIVISORS),
     *(work.checkpointing(every) for every in (4, 3, 2, 1)),
     work.CHECKPOINT_OFFLOAD,

@@ -25,7 +25,7 @@ def with_micro_batch(config: TrainingConfig, size: int) -> TrainingConfig:
         micro_batch_size=size,
         gradient_accumulation_steps=per_rank // size,
         eval_batch_size=evaluation,
-        padding_mask=config.padding_mask and size > 1,
+        padding_mask=config.padding_mask and size * config.task.sequences_per_sample > 1,
     )
 
 
@@ -75,6 +75,8 @@ def _context_why_not(size: int) -> Callable[[TrainingConfig, Situation], str | N
             return f"max_length {config.max_length} does not divide into {2 * size} equal pieces"
         if config.attention is not Attention.SDPA:
             return f"only SDPA attention is shared between GPUs, not {config.attention}"
+        if config.task is Task.DPO:
+            return "preference pairs are padded, and scored with a mask that a shared sequence cannot have"
         if config.packing and config.task is Task.SFT:
             return "packed samples need a mask, which a shared sequence cannot have"
         return None

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memc.config import Attention, LossHead, TrainingConfig
+from memc.config import LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts
 from memc.ledger.bill import Bill
 from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation, tail_run
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.image_held import returned_entry, tower_bytes
+from memc.ledger.image_shapes import image_entries, image_shapes, running
 from memc.ledger.layer import layer_mode, saved_per_token, shapes_of
+from memc.ledger.masks import SOURCE as MASKS_SOURCE
+from memc.ledger.masks import attention_masks
 from memc.ledger.peaks import Peaks, Shapes, Sum
 from memc.ledger.places import Place, places
+from memc.ledger.reference import SOURCE as REFERENCE_SOURCE
+from memc.ledger.reference import frozen_forward, reference_mode, runs_reference
+from memc.ledger.shared import BIASES, shared_tensors
+from memc.ledger.shared import SOURCE as SHARED_SOURCE
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
@@ -74,6 +82,9 @@ class Layer:
         checkpointed: Whether it keeps its input only.
         waits: What it leaves for backward, weight copies left out.
         keeps_input: Whether its input is in that.
+        reaches: Whether its output needs a gradient.
+        output: Shape variables of its output's positions, and elements of each.
+        holds: Names of what it shares with other layers that backward needs.
         output_item: Bytes of one element of its output.
         cached_casts: Weight copies that live until the forward ends.
         kept_casts: Weight copies that live until its backward.
@@ -85,6 +96,9 @@ class Layer:
     checkpointed: bool
     waits: int
     keeps_input: bool
+    reaches: bool
+    output: tuple[str, int]
+    holds: frozenset[str]
     output_item: int
     cached_casts: int
     kept_casts: int
@@ -107,6 +121,9 @@ def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool, a
         checkpointed=checkpointed,
         waits=waits,
         keeps_input=checkpointed or run.keeps_input,
+        reaches=run.reaches,
+        output=run.output,
+        holds=run.holds,
         output_item=run.output_item,
         cached_casts=run.cached_casts.bytes(shapes),
         kept_casts=0 if checkpointed else run.kept_casts.bytes(shapes),
@@ -139,35 +156,57 @@ class Pile:
     Attributes:
         layers: The layers.
         shapes: Shape variables of a micro batch.
+        shared: Biases and outputs that layers of a stack share.
+        masks: Masks that they share.
+        returned: What the model returns of images beside the loss, which lives until that has been computed.
         before: Entries at the bottom that are no layers.
     """
 
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
-        self.shapes = shapes_of(mode, config.micro_batch_size)
+        self.shapes = shapes_of(mode, config.micro_batch_sequences, image_shapes(model, config))
         every = config.checkpoint_every
-        known: dict[tuple[int, str, bool, bool, int, int, bool], Layer] = {}
+        known: dict[tuple[int, str, bool, bool, int, int, bool, bool, bool], Layer] = {}
         layers: list[Layer] = []
-        item = mode.types.stream
-        for place in places(model):
+        item, reaches = mode.types.stream, False
+        tower = (reaches, item)
+        run_order = places(model)
+        for place, above in zip(run_order, [*run_order[1:], None], strict=True):
             checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
-            reached = not place.lowest or mode.trains or bool(every)
+            reached = reaches if place.follows else not place.lowest or mode.trains or bool(every)
+            features = (reaches, item) if place.images else (False, 0)
             item = mode.types.stream if place.first else item
             after_freed = bool(layers) and layers[-1].checkpointed
-            key = (id(place.block), place.unit, checkpointed, reached, item, place.gives, after_freed)
+            topmost = (above is None or above.lowest or above.index < 0) and _is_given_more(place.block)
+            own = (reached, item, place.gives, after_freed, features[0], topmost)
+            key = (id(place.block), place.unit, checkpointed, *own)
             if key not in known:
                 around = self._around(place, config, mode, reached=reached, item=item)
+                around = replace(around, topmost=topmost)
+                if place.images:
+                    unit, width = layers[-1].output
+                    around = replace(around, source_unit=unit, source_width=width)
+                    around = replace(around, source_needs_grad=features[0], source_item=features[1])
                 run = layer_run(place.block, mode, around)
                 layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload, after_freed)
                 given = place.gives * layer.output_item * self.shapes.of(place.unit)
                 known[key] = replace(layer, waits=layer.waits + given)
             layers.append(known[key])
-            item = known[key].output_item
+            item, reaches = known[key].output_item, known[key].reaches
+            tower = (reaches, item) if place.unit.startswith("I*") else tower
         self.layers = tuple(layers)
+        self.returned = tower_bytes(model, config, mode, self.shapes, *tower)
+        held = [
+            layer.holds if not layer.checkpointed else frozenset() if place.lowest else BIASES
+            for place, layer in zip(run_order, layers, strict=True)
+        ]
+        self.shared = shared_tensors(model, mode, held, self.shapes, checkpointing=bool(every))
+        self.masks = attention_masks(model, mode, self.shapes, every)
+        self._backward_totals: list[int] = []
         self.before = 0 if places(model)[0].index == 0 else 1
 
     def _around(self, place: Place, config: TrainingConfig, mode: LayerMode, *, reached: bool, item: int) -> Situation:
         """Returns what surrounds the layer of a place."""
-        batch = config.micro_batch_size
+        batch = self.shapes.variables["I"] if place.unit.startswith("I*") else config.micro_batch_sequences
         around = situation(place.block, mode, batch=batch, input_needs_grad=reached, input_item=item)
         pairs = f"{place.rows}*{place.rows}"
         return (
@@ -177,6 +216,8 @@ class Pile:
                 mask_unit=f"B*{pairs}" if mode.mask else pairs,
                 source_unit=place.source_unit or place.unit,
                 source_width=place.source_width,
+                single=batch == 1,
+                checkpointing=bool(config.checkpoint_every),
             )
             if _is_given_more(place.block)
             else replace(around, unit=place.unit, mask_unit=f"B*{pairs}" if mode.mask else pairs)
@@ -202,13 +243,18 @@ class Pile:
         """Returns the layer in whose forward most is alive."""
         best, at, base = -1, 0, 0
         for index, layer in enumerate(self.layers):
-            if base + layer.forward_bytes > best:
-                best, at = base + layer.forward_bytes, index
+            size = base + layer.forward_bytes + sum(one.in_forward(index) for one in (*self.shared, *self.masks))
+            if size > best:
+                best, at = size, index
             base += layer.waits + layer.cached_casts
         return at
 
+    def shared_in_backward(self, at: int) -> int:
+        """Returns what layers share, and its gradients, while a layer runs backward."""
+        return sum(one.in_backward(at) + one.gradient_at(at) for one in (*self.shared, *self.masks))
+
     def pattern(self) -> int:
-        """Returns how many layers at each end stand for all: those of one pattern, or half where none repeats."""
+        """Returns how many layers at the lower end stand for all: those of one pattern, or half where none repeats."""
         layers = [id(layer) for layer in self.layers[self.before + 1 :]]
         half = max(1, len(self.layers) // 2)
         for length in range(1, half):
@@ -221,14 +267,24 @@ class Pile:
         totals = self.backward_totals()
         return max(range(self.pattern()), key=lambda index: (totals[index], -index))
 
+    def upper_backward(self) -> int:
+        """Returns the layer at the upper end in whose backward most is alive."""
+        totals = self.backward_totals()
+        ends = self.pattern()
+        first = ends if ends == max(1, len(totals) // 2) else len(totals) - ends + self.before
+        return max(range(first, len(totals)), key=lambda index: (totals[index], index), default=len(totals) - 1)
+
     def backward_totals(self) -> list[int]:
         """Returns for each layer what is alive at the peak of its backward, gradients of layers above included."""
-        base, above, totals = 0, self.gradients_from(0), []
-        for layer in self.layers:
-            above -= layer.gradients
-            totals.append(base + layer.backward_bytes + above)
-            base += layer.waits + layer.kept_casts
-        return totals
+        if not self._backward_totals:
+            base, above = 0, self.gradients_from(0)
+            totals: list[int] = []
+            for layer in self.layers:
+                above -= layer.gradients
+                totals.append(base + layer.backward_bytes + above + self.shared_in_backward(len(totals)))
+                base += layer.waits + layer.kept_casts
+            self._backward_totals = totals
+        return self._backward_totals
 
 
 def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
@@ -237,15 +293,16 @@ def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerF
     Assumes: layers run one after another; backward frees what a layer kept as its nodes are done with it.
     Source: the programs of the architecture files, run with the rules of torch's autograd, autocast and checkpointing.
     """
-    mode = layer_mode(config)
+    mode, model = layer_mode(config), running(model, config)
     pile = Pile(model, config, mode)
-    bill = Bill(f"B {config.micro_batch_size}, T {mode.length}" + (f", r {mode.rank}" if mode.rank else ""))
+    bill = Bill(f"B {config.micro_batch_sequences}, T {mode.length}" + (f", r {mode.rank}" if mode.rank else ""))
     _forward(bill, pile, model, config, mode)
     _loss(bill, pile, model, config, mode, facts)
     _backward(bill, pile)
     _embedding(bill, model, config, mode)
     _embedding_output(bill, pile, model, config, mode)
     _tables(bill, pile, model, config, mode)
+    image_entries(bill, model, config)
     if config.eval_batch_size:
         _evaluation(bill, model, config, mode, facts)
     return bill.entries()
@@ -335,7 +392,11 @@ def _loss(
     chunked = config.loss is LossHead.CHUNKED
     tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
     forward, backward = tail.forward.largest(pile.shapes), tail.backward.largest(pile.shapes)
-    in_forward = cached + forward.bytes(pile.shapes) > casts + backward.bytes(pile.shapes)
+    in_forward = cached + pile.returned + forward.bytes(pile.shapes) > casts + backward.bytes(pile.shapes)
+    if runs_reference(config):
+        most = max(cached + forward.bytes(pile.shapes), casts + backward.bytes(pile.shapes))
+        if _reference(bill, pile, model, config, mode, facts, tail.kept.bytes(pile.shapes), most):
+            return
     more = (cached if in_forward else casts) - (casts - highest.kept_casts)
     text = "until the forward ends" if in_forward else "of the layer next to the head"
     bill.add(
@@ -346,11 +407,55 @@ def _loss(
         lambda: f"16-bit copies of weights {text}",
         _CASTS,
     )
+    returned_entry(bill, pile.returned, Moment.LOSS if in_forward else Moment.FORWARD)
     if facts.stack != MEMC_STACK and not chunked:
         _final_norm(bill, model, config, mode)
         return
     peaks, at = (tail.forward, forward) if in_forward else (tail.backward, backward)
     _running(bill, "loss", peaks, at, pile.shapes, Moment.LOSS, "transformers loss_utils.py, trl chunked_logprob.py")
+
+
+def _reference(
+    bill: Bill,
+    pile: Pile,
+    model: ModelFacts,
+    config: TrainingConfig,
+    mode: LayerMode,
+    facts: LedgerFacts,
+    kept: int,
+    most: int,
+) -> bool:
+    """Books the reference's forward beside all that the model keeps, where that is more than the loss itself takes.
+
+    Args:
+        kept: Bytes that head and loss keep for backward.
+        most: Bytes at the peak of head and loss, all weight copies included.
+    """
+    stream, tokens = mode.types.stream, config.micro_batch_tokens
+    attention = model.groups[0].block.attention
+    rotary = 2 * stream * attention.head_dim * mode.length if attention.rotary else 0
+    mask = sum(one.size for one in pile.masks)
+    inputs = rotary + mask + stream * model.hidden_size * tokens
+    frozen = reference_mode(mode)
+    run = frozen_forward(model, config, frozen, facts, config.micro_batch_sequences, inputs)
+    casts = sum(layer.kept_casts for layer in pile.layers)
+    if casts + kept + run.at.bytes(pile.shapes) + run.inputs <= most:
+        return False
+    moment, copies = Moment.LOSS, pile.layers[-1].kept_casts
+    said = "16-bit copies of weights of the layer next to the head"
+    bill.add("autocast-loss-copies", Account.PARAMETERS, copies, moment, lambda: said, _CASTS)
+    text = "what head and loss keep while the reference runs"
+    bill.add("loss-kept", Account.ACTIVATIONS, kept, moment, lambda: text, REFERENCE_SOURCE)
+    bill.add(
+        "reference-inputs",
+        Account.ACTIVATIONS,
+        run.inputs,
+        moment,
+        lambda: f"{rotary} B rotary tables + {mask} B mask + {stream} B x hidden {model.hidden_size} x {tokens} tokens",
+        REFERENCE_SOURCE,
+    )
+    _running(bill, "reference-working-set", run.peaks, run.at, pile.shapes, moment, REFERENCE_SOURCE)
+    return True
 
 
 def _final_norm(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
@@ -368,8 +473,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
     but those of the lowest layer at the second.
     """
     totals = pile.backward_totals()
-    ends = pile.pattern()
-    upper = max(range(len(totals) - ends + pile.before, len(totals)), key=lambda index: (totals[index], index))
+    upper = pile.upper_backward()
     layer = pile.layers[upper]
     _waiting(bill, pile, upper, Moment.BACKWARD_FIRST_LAYER, forward=False)
     _running(
@@ -450,22 +554,9 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         Moment.BACKWARD_LAST_LAYER,
     )
     rotary = 2 * stream * attention.head_dim * length if attention.rotary else 0
-    blocks = _blocks(model)
-    every = config.checkpoint_every
-    later = _mask(blocks[::every], config, mode) if every else (0, "")
-    last = _mask(blocks[: pile.lowest_backward() + 1 : every], config, mode) if every else (0, "")
-    masks = {Moment.FORWARD: _mask(blocks, config, mode), Moment.BACKWARD_LAST_LAYER: last}
     columns = 3 if config.padding_mask else 2
-    biases = _shared_biases(model, mode, pile.shapes)
+    _shared(bill, pile)
     for moment in whole_step:
-        bill.add(
-            "shared-attention-biases",
-            Account.ACTIVATIONS,
-            biases,
-            moment,
-            lambda: f"one number of {mode.types.compute} B per head and pair of positions, for each kind of attention",
-            _SOURCE,
-        )
         bill.add(
             "rotary-tables",
             Account.ACTIVATIONS,
@@ -474,8 +565,6 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
             lambda: f"cos and sin: 2 x {stream} B x {attention.head_dim} x {length} positions",
             _SOURCE,
         )
-        mask, text = masks.get(moment, later)
-        bill.add("attention-mask", Account.ACTIVATIONS, mask, moment, text.strip, _SOURCE)
     if model.embedding_dropout and (mode.trains or config.checkpoint_every):
         for moment in (*whole_step, Moment.BACKWARD_EMBEDDING):
             bill.add(
@@ -497,60 +586,41 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         )
 
 
-def _shared_biases(model: ModelFacts, mode: LayerMode, shapes: Shapes) -> int:
-    """Returns the attention biases that the first layer of a stack makes for all of them."""
-    sizes = {}
-    for place in places(model):
-        heads, rows = place.block.attention.heads, shapes.of(place.rows)
-        if "position_bias" in place.block.forward:
-            sizes["own", place.unit, place.block.attention.causal] = heads * rows * rows
-        if "cross_bias" in place.block.forward:
-            columns = shapes.of(place.source_unit.removeprefix("B*"))
-            sizes["cross", place.unit, True] = heads * rows * columns
-    return mode.types.compute * sum(sizes.values())
+def _shared(bill: Bill, pile: Pile) -> None:
+    """Books what the layers of a stack share, and its gradients."""
+    for moment, at in (
+        (Moment.FORWARD, pile.highest_forward()),
+        (Moment.LOSS, len(pile.layers)),
+        (Moment.BACKWARD_FIRST_LAYER, pile.upper_backward()),
+        (Moment.BACKWARD_LAST_LAYER, pile.lowest_backward()),
+        (Moment.BACKWARD_EMBEDDING, -1),
+    ):
+        forward = moment in (Moment.FORWARD, Moment.LOSS)
+        for name, among, source in (
+            ("attention-mask", pile.masks, MASKS_SOURCE),
+            ("shared-attention-biases", pile.shared, SHARED_SOURCE),
+        ):
+            sizes = [(one.in_forward(at) if forward else one.in_backward(at), one.name) for one in among]
+            bill.add(name, Account.ACTIVATIONS, sum(size for size, _ in sizes), moment, _parts(sizes).strip, source)
+        sizes = [(0 if forward else one.gradient_at(at), f"gradient of {one.name}") for one in pile.shared]
+        size = sum(size for size, _ in sizes)
+        bill.add("shared-gradients", Account.ACTIVATIONS, size, moment, _parts(sizes).strip, SHARED_SOURCE)
 
 
-def _mask(blocks: tuple[Block, ...], config: TrainingConfig, mode: LayerMode) -> tuple[int, str]:
-    """Returns the masks that a model hands to layers: one for each kind of attention that needs one.
-
-    They live until the layers have run; those of checkpointed layers wait for the recomputation.
-    """
-    windows = {block.attention.sliding_window for block in blocks}
-    cut = {window for window in windows if window is not None and mode.length >= window}
-    eager = config.attention is Attention.EAGER
-    if config.attention is Attention.FLASH_ATTENTION_2:
-        return 0, ""
-    kinds = len(windows) if eager or mode.mask else len(cut)
-    size = mode.types.stream if eager else 1
-    samples = config.micro_batch_size if mode.mask else 1
-    text = f"{kinds} x {size} B x {samples} samples x {mode.length} x {mode.length} pairs of tokens"
-    return kinds * size * samples * mode.length * mode.length, text
+def _parts(sizes: list[tuple[int, str]]) -> str:
+    return " + ".join(f"{size} B {name}" for size, name in sizes if size)
 
 
 def _evaluation(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode, facts: LedgerFacts) -> None:
     """Books a forward without gradients: the largest layer, or the head and the loss."""
-    shapes = shapes_of(mode, config.eval_batch_size)
-    moment, best, casts = Moment.EVALUATE, None, 0
-    for block in dict.fromkeys(map(id, _blocks(model))):
-        own = next(one for one in _blocks(model) if id(one) == block)
-        run = layer_run(own, mode, situation(own, mode, batch=config.eval_batch_size))
-        count = sum(1 for one in _blocks(model) if one is own)
-        casts += run.cached_casts.bytes(shapes) * count
-        at = run.evaluated.largest(shapes)
-        if best is None or at.bytes(shapes) > best[1].bytes(shapes):
-            best = (run.evaluated, at)
-    chunked = config.loss is LossHead.CHUNKED
-    tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
-    loss = tail.evaluated.largest(shapes)
-    assert best is not None
-    if loss.bytes(shapes) > best[1].bytes(shapes):
-        best = (tail.evaluated, loss)
+    shapes = shapes_of(mode, config.eval_batch_sequences)
+    moment, run = Moment.EVALUATE, frozen_forward(model, config, mode, facts, config.eval_batch_sequences)
     bill.add(
         "evaluation-weight-copies",
         Account.PARAMETERS,
-        casts,
+        run.casts,
         moment,
         lambda: "16-bit copies of trained weights",
         _CASTS,
     )
-    _running(bill, "evaluation-working-set", best[0], best[1], shapes, moment, _SOURCE)
+    _running(bill, "evaluation-working-set", run.peaks, run.at, shapes, moment, _SOURCE)

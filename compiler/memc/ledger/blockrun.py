@@ -8,6 +8,7 @@ from typing import Any
 
 from memc.config import Attention
 from memc.facts.records import Block, Linear, ModelFacts, Norm
+from memc.ledger.biases import in_use, shared_tensor
 from memc.ledger.dtypes import Dtypes
 from memc.ledger.library import OPERATIONS
 from memc.ledger.machine import CASTS, GRADIENTS, Gradients, Machine, Node, Storage, Tensor
@@ -67,6 +68,10 @@ class Situation:
         windowed: Whether its window is shorter than the sequence.
         source_unit: Shape variables of the positions of another stack that it attends to; empty without one.
         source_width: Elements of each of those.
+        topmost: Whether it is the highest layer of those that share something: its gradients for that are the first.
+        checkpointing: Whether any layer of the model is checkpointed.
+        source_needs_grad: Whether backward goes on in a stack of images whose features it puts into the stream.
+        source_item: Bytes of one element of those features.
     """
 
     input_needs_grad: bool = True
@@ -78,6 +83,10 @@ class Situation:
     windowed: bool = False
     source_unit: str = ""
     source_width: int = 0
+    topmost: bool = False
+    checkpointing: bool = False
+    source_needs_grad: bool = False
+    source_item: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,9 @@ class LayerRun:
     Attributes:
         kept: Storages that wait for backward, the layer's input included when it is kept; weight copies are not in it.
         keeps_input: Whether the input is among them.
+        holds: Names of what it shares with other layers that backward needs.
+        reaches: Whether its output needs a gradient.
+        output: Shape variables of its output's positions, and elements of each.
         output_item: Bytes of one element of its output.
         input: Bytes of its input.
         cached_casts: Bytes of weight copies that autocast holds until the forward ends.
@@ -102,6 +114,9 @@ class LayerRun:
 
     kept: tuple[Storage, ...]
     keeps_input: bool
+    holds: frozenset[str]
+    reaches: bool
+    output: tuple[str, int]
     output_item: int
     input: Sum
     cached_casts: Sum
@@ -144,12 +159,14 @@ class TailRun:
 
     Attributes:
         cached_casts: Bytes of weight copies that autocast holds until the forward ends.
+        kept: What waits for backward, weight copies left out.
         forward: Its forward, with the output of the last layer.
         evaluated: Its forward without gradients.
         backward: Its backward.
     """
 
     cached_casts: Sum
+    kept: Sum
     forward: Peaks
     evaluated: Peaks
     backward: Peaks
@@ -169,7 +186,7 @@ def situation(
         input_item=0 if input_item == mode.types.stream else input_item,
         mask_unit="B*T*T" if mode.mask else "T*T",
         aligned=mode.length % _MASK_ALIGNMENT == 0,
-        single=batch == 1 and mode.attention is Attention.EAGER,
+        single=batch == 1 and (mode.attention is Attention.EAGER or block.attention.mixed_heads),
         windowed=window is not None and mode.length >= window,
     )
 
@@ -190,11 +207,15 @@ def _run_layer(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
     empty_cache(machine)
     start = len(machine.tape)
     alive = [storage for storage in machine.storages if storage.references]
+    held = frozenset(name for name in _BIASES if name in machine.names and in_use(machine.names[name]))
     if root is not None:
         machine.backward(root, _gradient(machine))
     return LayerRun(
         kept=tuple(storage for storage in alive if storage.account != CASTS),
         keeps_input=any(storage.name == _INPUT for storage in alive),
+        holds=held,
+        reaches=root is not None,
+        output=machine.names[_OUTPUT][:2],
         output_item=machine.names[_OUTPUT][2],
         input=sum_of([storage for storage in machine.storages if storage.name == _INPUT]),
         cached_casts=sum_of(cached),
@@ -274,6 +295,7 @@ def _alive(tape: list[int]) -> list[int]:
     return list(alive)
 
 
+_BIASES = ("position_bias", "cross_bias")
 _INPUT = "layer input"
 _OUTPUT = "shape of the output"
 _BESIDES = "shapes of what is returned beside the output"
@@ -294,13 +316,17 @@ def _forward(
     types = mode.types
     for name in ("cosine", "sine"):
         width = names.get("rotary_dim", block.attention.head_dim)
-        names[name] = machine.outside("T", width, types.stream, f"rotary {name}")
+        unit, item = (around.unit if around.unit.startswith("I*") else "T"), names.get("rotary_item", types.stream)
+        names[name] = machine.outside(unit, width, item, f"rotary {name}")
     names["mask"] = machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
-    names["checkpointed"] = holds_input
-    if around.source_unit:
+    names |= {"checkpointed": holds_input, "unit": around.unit, "reached": around.input_needs_grad and grad}
+    if around.source_item:
+        names["image_features"] = _features(machine, around, grad=grad)
+    elif around.source_unit:
         names |= _given_by_others(machine, block, mode, around, grad=grad)
-    x = machine.new(around.unit, names["hidden"], around.input_item or types.stream, _INPUT)
-    if around.input_needs_grad and grad:
+    width = names.get("input_width", names["hidden"])
+    x = machine.new(around.unit, width, around.input_item or types.stream, _INPUT)
+    if around.input_needs_grad and grad and width:
         machine.leaf(x, _take, sequence=0)
     returned = machine.call("block", [x])
     y, *besides = returned if isinstance(returned, tuple) else (returned,)
@@ -323,21 +349,28 @@ def _given_by_others(
 
     Their gradients are added to those of other layers, in place.
     """
-    stream, compute, heads = mode.types.stream, mode.types.compute, block.attention.heads
+    types, heads = mode.types, block.attention.heads
     learns = grad and (mode.trains or bool(mode.adapted))
-    source = machine.leaf(None, _add_elsewhere) if learns and block.cross_attention is not None else None
-    bias = machine.leaf(None, _add_elsewhere) if grad and mode.trains else None
-    rows, columns = around.unit.removeprefix("B*"), around.source_unit.removeprefix("B*")
-    return {
-        "source": machine.outside(around.source_unit, around.source_width, stream, "encoder output", node=source),
-        "position_bias": machine.outside(f"{rows}*{rows}", heads, compute, "position bias", node=bias),
-        "cross_bias": machine.outside(f"{rows}*{columns}", heads, compute, "cross-attention bias"),
-    }
+    attends = learns and block.cross_attention is not None
+    rows, columns = around.unit.partition("*")[2], around.source_unit.partition("*")[2]
+    source = shared_tensor(
+        machine, "encoder output", around.source_unit, around.source_width, types.stream, attends, around.topmost
+    )
+    own, cross = (
+        shared_tensor(machine, name, unit, heads, item, grad and learns, around.topmost)
+        for name, unit, item, learns in (
+            ("position bias", f"{rows}*{rows}", types.weight, mode.trains),
+            ("cross-attention bias", f"{rows}*{columns}", types.compute, around.checkpointing),
+        )
+    )
+    own.transposed = cross.transposed = cross.head_major = True
+    return dict(zip(("source", *_BIASES), (source, own, cross), strict=True))
 
 
-def _add_elsewhere(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
-    """Gives up a gradient that is added to one outside the layer."""
-    return []
+def _features(machine: Machine, around: Situation, *, grad: bool) -> Tensor:
+    """Returns the features of images that a stack has made of them."""
+    node = machine.leaf(None, _take, sequence=0) if grad and around.source_needs_grad else None
+    return machine.outside(around.source_unit, around.source_width, around.source_item, "image features", node=node)
 
 
 def _take(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
@@ -376,10 +409,14 @@ def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
 
 def _block_names(block: Block, mode: LayerMode, around: Situation) -> dict[str, Any]:
     """Returns what the names of a block's program stand for."""
-    types, masked = mode.types, mode.mask or around.windowed
+    types, masked = (
+        mode.types,
+        (mode.mask and block.attention.padded) or around.windowed or block.attention.always_masked,
+    )
     wide = types.compute == 4 or block.attention.head_dim > _FLASH_WIDEST_HEAD
     names: dict[str, Any] = {
         "masked": masked,
+        "source_masked": mode.mask and block.cross_attention is not None and block.cross_attention.padded,
         "efficient": mode.attention is Attention.SDPA and (masked or wide),
         "softcapped": block.attention.logit_softcap is not None,
         "rotary": block.attention.rotary,
@@ -439,12 +476,14 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
     cached = [copy.storage for copy in machine.cache.values()]
     forward = peaks_of(machine.tape, machine.storages)
     empty_cache(machine)
+    kept = sum_of([storage for storage in machine.storages if storage.references and storage.account != CASTS])
     start = len(machine.tape)
     if root is not None:
         machine.backward(root, machine.new("1", 1, 4, "gradient of the loss"))
     evaluated, _ = _tail_forward(model, mode, chunked, tile, grad=False)
     return TailRun(
         cached_casts=sum_of(cached),
+        kept=kept,
         forward=forward,
         evaluated=peaks_of(evaluated.tape, evaluated.storages),
         backward=peaks_of(machine.tape, machine.storages, start),

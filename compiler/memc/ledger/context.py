@@ -20,7 +20,7 @@ def context_entries(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
     """
     if config.context_parallel == 1:
         return []
-    size, micro = dtypes(config).compute, config.micro_batch_size
+    size, micro = dtypes(config).compute, config.micro_batch_sequences
     attentions = [group.block.attention for group in model.groups if not group.block.attention.linear]
     if not attentions:
         return []

@@ -15,10 +15,12 @@ from memc.ledger.entries import Entry, Ledger, Resource, resource_ledger
 from memc.ledger.fsdp import fsdp_head_entries, fsdp_parameter_entries, fsdp_state_entries
 from memc.ledger.fsdp_host import fsdp_host_entries
 from memc.ledger.host import host_entries
+from memc.ledger.image_shapes import idle_params
 from memc.ledger.loss import loss_entries
 from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
 from memc.ledger.parts import Part
 from memc.ledger.reentrant import held_input_entries
+from memc.ledger.reference import reference_entries, reference_load_entries
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
 from memc.ledger.workspace import workspace_entries
 
@@ -77,7 +79,8 @@ class PartKind:
 def _kind(config: TrainingConfig) -> Hashable:
     """Returns what decides data types and which weights train."""
     base = (config.base_precision, config.quantization, config.upcast_unquantized)
-    return config.method, config.lora, config.precision, config.engine, base
+    task = config.task, config.reference, config.images_per_sample, config.image_pixels
+    return config.method, config.lora, config.precision, config.engine, base, task
 
 
 def _spread(config: TrainingConfig) -> Hashable:
@@ -93,7 +96,7 @@ def _pass(config: TrainingConfig) -> Hashable:
 def _parameters(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     if config.fsdp is not None:
         return fsdp_parameter_entries(model, config, counts, facts)
-    return parameter_entries(config, counts, facts)
+    return [*parameter_entries(config, counts, facts), *reference_entries(config, counts)]
 
 
 def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
@@ -105,7 +108,8 @@ def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, fact
 def _host(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     if config.fsdp is not None:
         return fsdp_host_entries(model, config, counts, facts)
-    return [*host_entries(model, config, counts, facts), *nvme_entries(config, counts)]
+    host = [*host_entries(model, config, counts, facts), *reference_load_entries(config, counts)]
+    return [*host, *nvme_entries(config, counts)]
 
 
 PARTS: tuple[PartKind, ...] = (
@@ -194,7 +198,7 @@ class Estimator:
 
     def counts(self, config: TrainingConfig) -> ParamCounts:
         """Returns element counts of the model under the configuration's method."""
-        key = (config.method, config.lora, config.quantization)
+        key = (config.method, config.lora, config.quantization, idle_params(self.model, config))
         if key not in self._counts:
             self._counts[key] = count_params(self.model, config, self.facts)
         return self._counts[key]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import Attention, Engine, Method, TrainingConfig
+from memc.config import Attention, Engine, Method, Task, TrainingConfig
 from memc.facts.records import Block
 from memc.ledger.blockrun import LayerMode, layer_run, situation
 from memc.ledger.dtypes import dtypes
+from memc.ledger.image_shapes import ImageShapes
 from memc.ledger.peaks import Shapes
 
 
@@ -33,7 +34,7 @@ def layer_mode(config: TrainingConfig) -> LayerMode:
         trains=config.method is Method.FULL,
         adapted=frozenset(lora.target_modules) if lora is not None else frozenset(),
         rank=lora.rank if lora is not None else 0,
-        dropout=lora is not None and lora.dropout > 0,
+        dropout=lora is not None and lora.dropout > 0 and config.task is not Task.DPO,  # which TRL trains without
         attention=config.attention,
         mask=config.padding_mask,
         length=config.local_length,
@@ -59,9 +60,10 @@ def saved_tensors(block: Block, mode: LayerMode) -> tuple[Saved, ...]:
     return tuple(saved)
 
 
-def shapes_of(mode: LayerMode, batch: int) -> Shapes:
-    """Returns the shape variables of a mode with a batch."""
-    return Shapes({"B": batch, "T": mode.length, "T+1": mode.length + 1, "r": mode.rank})
+def shapes_of(mode: LayerMode, batch: int, images: ImageShapes | None = None) -> Shapes:
+    """Returns the shape variables of a mode with a batch, and those of its images."""
+    known = {"B": batch, "T": mode.length, "T+1": mode.length + 1, "r": mode.rank}
+    return Shapes(known if images is None else known | images.variables(batch))
 
 
 def saved_per_token(block: Block, mode: LayerMode) -> int:

@@ -154,7 +154,7 @@ def _chunks(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
         gradients of one chunk. Lightning Fabric's half precision plugin converts what forward returns to fp32.
     """
     tokens, vocab, stream = config.micro_batch_tokens, model.vocab_size, dtypes(config).stream
-    chunk = min(tokens, _LITGPT_CHUNK_TOKENS * config.micro_batch_size)
+    chunk = min(tokens, _LITGPT_CHUNK_TOKENS * config.micro_batch_sequences)
     source = "LitGPT utils.py chunked_cross_entropy, lightning fabric plugins/precision/half.py convert_output"
     return [
         gpu_entry(

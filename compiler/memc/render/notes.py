@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memc.config import Engine, FsdpConfig, Method, TrainingConfig
+from memc.config import Engine, FsdpConfig, Method, Reference, TrainingConfig
 from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
 from memc.plan import Plan, TrailStep
 from memc.units import GIB, format_gib, format_seconds
@@ -88,7 +88,25 @@ def settings(plan: Plan) -> list[tuple[str, str]]:
         ("activation checkpointing", _checkpointing(config)),
         ("attention", config.attention.value),
         ("loss", config.loss.value),
+        *_preference(plan),
         ("optimizer", config.optimizer.value),
+    ]
+
+
+def _preference(plan: Plan) -> list[tuple[str, str]]:
+    """Returns the loss of preference training and where its reference is; nothing for other tasks."""
+    dpo = plan.run.dpo
+    if dpo is None:
+        return []
+    smoothing = f", label smoothing {dpo.label_smoothing:g}" if dpo.label_smoothing else ""
+    reference = {
+        Reference.ADAPTERS_OFF: "the model itself, its adapters switched off",
+        Reference.MODEL: "a frozen second model",
+        Reference.PRECOMPUTED: "log-probabilities of all pairs, computed before the first step",
+    }
+    return [
+        ("preference loss", f"{dpo.loss}, beta {dpo.beta:g}{smoothing}"),
+        ("reference", reference[plan.config.reference]),
     ]
 
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from memc.config import Attention, Engine, LossHead, Method, Offload, Optimizer, Precision, Task, TrainingConfig
+from memc.config import (
+    Attention,
+    Engine,
+    LossHead,
+    Method,
+    Offload,
+    Optimizer,
+    Precision,
+    Reference,
+    Task,
+    TrainingConfig,
+)
 from memc.plan import Plan
 from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
 from memc.render.sharding import checkpoints_in_plugin
@@ -15,6 +26,7 @@ _MIXED_PRECISION = {
     Precision.FP32: "no",
     Precision.BF16_PURE: "no",
 }
+_PREFERENCE_ROW_KEYS = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
 _SFT_ROW_KEYS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
 
 
@@ -56,6 +68,14 @@ def constants(plan: Plan) -> dict[str, Any]:
     }
     if config.task is Task.SFT:
         named |= {"ROW_KEYS": _SFT_ROW_KEYS, "ASSISTANT_ONLY_LOSS": run.assistant_only_loss}
+    if run.dpo is not None:
+        named |= {
+            "ROW_KEYS": _PREFERENCE_ROW_KEYS,
+            "BETA": run.dpo.beta,
+            "PREFERENCE_LOSS": run.dpo.loss,
+            "LABEL_SMOOTHING": run.dpo.label_smoothing,
+            "PRECOMPUTE_REFERENCE": config.reference is Reference.PRECOMPUTED,
+        }
     if config.lora is not None:
         named["ADAPTER_DTYPE"] = adapter_dtype(config)
     if config.checkpoint_offload:
@@ -78,11 +98,13 @@ def mixed_precision(config: TrainingConfig) -> str:
 def branches(plan: Plan) -> dict[str, Any]:
     """Returns the names that the text of train.py branches on, and what is written inside its functions."""
     config = plan.config
-    sft = config.task is Task.SFT
+    sft, pretrain = config.task is Task.SFT, config.task is Task.PRETRAIN
     chunked = config.loss is LossHead.CHUNKED
     return {
         "sft": sft,
-        "pretrain": not sft,
+        "pretrain": pretrain,
+        "dpo": config.task is Task.DPO,
+        "reference_model": config.reference is Reference.MODEL,
         "adapters": config.lora is not None,
         "quantized": config.method is Method.QLORA,
         "deepspeed": config.engine is Engine.DEEPSPEED,
@@ -95,12 +117,17 @@ def branches(plan: Plan) -> dict[str, Any]:
         "fsdp_offload": config.fsdp is not None and config.fsdp.offload is not Offload.NONE,
         "context_parallel": config.context_parallel > 1,
         "zero3": config.zero_stage == 3,
+        "host_memory": config.checkpoint_offload
+        or (config.offload_optimizer, config.offload_param) != (Offload.NONE, Offload.NONE),
+        "HOST_MEMORY_BYTES": plan.ledger.host.required_bytes,
+        "SHARD_RANKS": config.shard_ranks,
         "fp16": config.precision is Precision.FP16,
         "varlen": config.attention is Attention.FLASH_ATTENTION_2,
-        "chunked_loss": not sft and chunked,
+        "chunked_loss": pretrain and chunked,
         "plain_loss": sft and not chunked,
-        "trainer_class": _trainer_class(sft=sft, chunked=chunked),
-        "arguments_class": "SFTConfig" if sft else "TrainingArguments",
+        "trainer_class": _trainer_class(config),
+        "trainer_base": _TRAINER[config.task],
+        "arguments_class": _ARGUMENTS[config.task],
         "use_reentrant": needs_reentrant_checkpointing(config),
         "DOUBLE_QUANTIZATION": config.double_quantization,
         "GRADIENT_AS_BUCKET_VIEW": config.gradient_as_bucket_view,
@@ -108,15 +135,26 @@ def branches(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _trainer_class(*, sft: bool, chunked: bool) -> str:
-    if sft:
+_TRAINER = {Task.SFT: "SFTTrainer", Task.PRETRAIN: "Trainer", Task.DPO: "DPOTrainer"}
+_ARGUMENTS = {Task.SFT: "SFTConfig", Task.PRETRAIN: "TrainingArguments", Task.DPO: "DPOConfig"}
+_SUMMARY = {
+    Task.SFT: "Supervised fine-tuning of a causal language model",
+    Task.PRETRAIN: "Continued pre-training of a causal language model",
+    Task.DPO: "Preference training (DPO) of a causal language model",
+}
+
+
+def _trainer_class(config: TrainingConfig) -> str:
+    chunked = config.loss is LossHead.CHUNKED
+    if config.task is Task.DPO:
+        return "PreferenceTrainer"
+    if config.task is Task.SFT:
         return "SFTTrainer" if chunked else "PlainLossTrainer"
     return "ChunkedLossTrainer" if chunked else "Trainer"
 
 
 def _summary(config: TrainingConfig) -> str:
     """Returns the first line of the script; made of fixed words only."""
-    task = "Supervised fine-tuning" if config.task is Task.SFT else "Continued pre-training"
     method = {Method.FULL: "all weights", Method.LORA: "LoRA adapters", Method.QLORA: "LoRA adapters on a 4-bit base"}
     engine = {
         Engine.SINGLE: "one process",
@@ -124,14 +162,14 @@ def _summary(config: TrainingConfig) -> str:
         Engine.DEEPSPEED: f"DeepSpeed ZeRO-{config.zero_stage}",
         Engine.FSDP: "FSDP2",
     }
-    return f"{task} of a causal language model: {method[config.method]}, {engine[config.engine]}."
+    return f"{_SUMMARY[config.task]}: {method[config.method]}, {engine[config.engine]}."
 
 
 def requirement_branches(config: TrainingConfig) -> dict[str, bool]:
     """Returns which libraries the folder needs beyond the ones every run needs."""
-    sft = config.task is Task.SFT
+    trl = config.task in (Task.SFT, Task.DPO)
     return {
-        "trl": sft or config.loss is LossHead.CHUNKED,
+        "trl": trl or config.loss is LossHead.CHUNKED,
         "adapters": config.lora is not None,
         "bitsandbytes": config.method is Method.QLORA
         or config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW),

@@ -9,7 +9,7 @@ from typing import Any
 from memc.config import TrainingConfig
 from memc.facts.records import Component, GpuFacts, ModelFacts
 from memc.rules.records import Rule, Severity
-from memc.rules.table import load_rules
+from memc.rules.table import COMBINATIONS, load_rules
 
 
 def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[str, Any]:
@@ -24,6 +24,7 @@ def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[s
     values = {
         "task": config.task,
         "method": config.method,
+        "reference": config.reference,
         "precision": config.precision,
         "engine": config.engine,
         "optimizer": config.optimizer,
@@ -54,7 +55,10 @@ def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[s
 
 
 def broken_rules(
-    values: Mapping[str, Any], versions: Mapping[str, str], severities: Iterable[Severity] = tuple(Severity)
+    values: Mapping[str, Any],
+    versions: Mapping[str, str],
+    severities: Iterable[Severity] = tuple(Severity),
+    *files: str,
 ) -> tuple[Rule, ...]:
     """Returns the rules whose conditions all hold.
 
@@ -62,11 +66,12 @@ def broken_rules(
         values: What `facts_of` returns, or the same names from files that someone wrote by hand.
         versions: Installed or planned version of each package; a rule about another package's version cannot hold.
         severities: Which kinds to look at.
+        files: Files of specs/rules; those on configurations of memc's own without any.
     """
     wanted = frozenset(severities)
     return tuple(
         rule
-        for rule in load_rules()
+        for rule in load_rules(*(files or (COMBINATIONS,)))
         if rule.severity in wanted and all(test.holds(values) for test in rule.when) and rule.concerns(versions)
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from memc.config import LoraConfig, Method, TrainingConfig
+from memc.config import LoraConfig, Method, Reference, TrainingConfig
 from memc.errors import Diagnostic
 from memc.facts import GpuFacts, ModelFacts, load_fact
 from memc.rules import Severity, broken_rules, facts_of, message
@@ -51,7 +51,9 @@ def refused_combinations(
     by_method = []
     for method in loaded.spec.methods:
         adapters = None if method is Method.FULL else config.lora or lora
-        values = facts_of(replace(config, method=method, lora=adapters), model, gpu)
+        off = Reference.NONE if config.reference is Reference.NONE else Reference.ADAPTERS_OFF
+        reference = off if adapters is not None else config.reference
+        values = facts_of(replace(config, method=method, lora=adapters, reference=reference), model, gpu)
         by_method.append((values, broken_rules(values, _VERSIONS, (Severity.ERROR,))))
     values, rules = by_method[0]
     for rule in rules:

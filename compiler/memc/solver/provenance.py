@@ -33,6 +33,7 @@ _KEYS: dict[Dimension, tuple[tuple[str, str], ...]] = {
     Dimension.CONTEXT: (("train.py", "CONTEXT_PARALLEL"),),
     Dimension.CHECKPOINT_OFFLOAD: (("train.py", "CHECKPOINT_OFFLOAD"),),
     Dimension.LOSS: (("train.py", "LOSS"),),
+    Dimension.REFERENCE: (("train.py", "PRECOMPUTE_REFERENCE"),),
     Dimension.CHECKPOINTING: (("train.py", "activation_checkpointing"),),
     Dimension.MICRO_BATCH: (
         ("train.py", "per_device_train_batch_size"),
@@ -102,7 +103,7 @@ def _libraries(config: TrainingConfig) -> list[str]:
     """Returns the libraries with a known-good version that a run of this configuration loads."""
     eight_bit = config.optimizer in (Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT)
     needed = {
-        "trl": config.task is Task.SFT or config.loss is LossHead.CHUNKED,
+        "trl": config.task in (Task.SFT, Task.DPO) or config.loss is LossHead.CHUNKED,
         "peft": config.lora is not None,
         "bitsandbytes": config.method is Method.QLORA or eight_bit,
         "deepspeed": config.engine is Engine.DEEPSPEED,

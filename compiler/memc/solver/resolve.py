@@ -14,6 +14,7 @@ from memc.config import (
     Offload,
     Optimizer,
     Precision,
+    Reference,
     Task,
     TrainingConfig,
 )
@@ -21,16 +22,25 @@ from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets
 from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
-from memc.plan import Budget, RunSettings
+from memc.plan import Budget, PreferenceSettings, RunSettings
 from memc.solver.combinations import refused_combinations
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
-from memc.spec import LoadedSpec, ModuleSet, Pin
+from memc.solver.images import (
+    image_assumptions,
+    image_contradictions,
+    image_settings,
+    image_tokens_of,
+    sequence_tokens,
+)
+from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
 from memc.units import ceil_div, format_gib
 
 _RESERVE_PART = 50
-_LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64}
+_LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64, Task.DPO: 32}
 _LONGEST_LOSS_SECONDS = 3600
 _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
+# Source: trl 1.16.0, the commands at the top of scripts/dpo.py.
+_PREFERENCE_LEARNING_RATE = {Method.FULL: 5e-7, Method.LORA: 5e-6, Method.QLORA: 5e-6}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +120,7 @@ def resolve(
     if refused:
         raise MemcError(tuple(refused))
     sequences, share, assumptions = _data_amount(loaded, samples)
+    assumptions = (*assumptions, *image_assumptions(spec.data, model))
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
     reserve = (
@@ -193,7 +204,8 @@ def run_settings(
     Unless the spec says how often, a checkpoint is written once per epoch, or about every hour where that is sooner.
     """
     spec, training = loaded.spec, loaded.spec.training
-    rate = training.learning_rate if training.learning_rate is not None else _LEARNING_RATE[config.method]
+    usual = _PREFERENCE_LEARNING_RATE if spec.task is Task.DPO else _LEARNING_RATE
+    rate = training.learning_rate if training.learning_rate is not None else usual[config.method]
     hourly = max(1, round(_LONGEST_LOSS_SECONDS / mean_step_seconds))
     save = training.save_steps if training.save_steps is not None else min(steps_per_epoch or 500, hourly)
     evaluate = 0
@@ -226,7 +238,13 @@ def run_settings(
         image=spec.launch.image or "",
         volume=spec.launch.volume or "",
         accelerator=spec.launch.accelerator or "",
+        dpo=_preference_settings(spec) if spec.task is Task.DPO else None,
     )
+
+
+def _preference_settings(spec: Spec) -> PreferenceSettings:
+    dpo = spec.dpo
+    return PreferenceSettings(beta=dpo.beta, loss=dpo.loss.value, label_smoothing=dpo.label_smoothing)
 
 
 def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> list[Diagnostic]:
@@ -264,13 +282,15 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
         )
     if Method.QLORA in spec.method and gpu.vendor != "nvidia":
         add("method", "no-4bit", f"bitsandbytes 4-bit does not run on {gpu.name}", "use method lora")
+    found += image_contradictions(loaded, model)
     longest = model.max_position_embeddings
-    if longest is not None and spec.data.max_length > longest:
+    if longest is not None and sequence_tokens(spec.data, model) > longest:
         add(
             "data.max_length",
             "too-long",
-            f"max_length {spec.data.max_length} exceeds the {longest} positions of {model.key}",
-            f"set data.max_length to {longest} or less",
+            f"max_length {spec.data.max_length}{_with_images(spec.data, model)} exceeds the {longest} positions of "
+            f"{model.key}",
+            f"set data.max_length to {max(1, longest - image_tokens_of(spec.data, model))} or less",
         )
     names = technique_names()
     for key, used in (("forbid", spec.ladder.forbid), ("require", spec.ladder.require)):
@@ -280,6 +300,11 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
                     f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names)
                 )
     return found + engine_contradictions(loaded) + _target_contradictions(loaded, model)
+
+
+def _with_images(data: Data, model: ModelFacts) -> str:
+    tokens = image_tokens_of(data, model)
+    return f" with {tokens} tokens of images" if tokens else ""
 
 
 def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
@@ -329,9 +354,11 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
     world = spec.world_size
     per_rank = spec.training.global_batch_size // spec.data_parallel_ranks
     micro, accumulation = _batch(pin.micro_batch_size, pin.gradient_accumulation_steps, per_rank)
-    packing = spec.data.packing or spec.task is Task.PRETRAIN
+    packing = (spec.data.packing or spec.task is Task.PRETRAIN) and not image_tokens_of(spec.data, model)
+    images, pixels = image_settings(spec.data, model)
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
-    chunks = spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid
+    pairs = spec.task is Task.DPO
+    chunks = pairs or (spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid)
     loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
     attentions = [group.block.attention for group in model.groups]
     capped = any(one.logit_softcap is not None or one.eager_only for one in attentions)
@@ -345,9 +372,9 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
         nodes=spec.hardware.nodes,
         micro_batch_size=micro,
         gradient_accumulation_steps=accumulation,
-        max_length=spec.data.max_length,
+        max_length=sequence_tokens(spec.data, model),
         packing=packing,
-        padding_mask=pin.padding_mask if pin.padding_mask is not None else (not packing and micro > 1),
+        padding_mask=pin.padding_mask if pin.padding_mask is not None else (not packing and (pairs or micro > 1)),
         attention=pin.attention or attention,
         loss=pin.loss or loss,
         checkpoint_every=_checkpoint_every(pin),
@@ -360,7 +387,19 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
         double_quantization=pin.double_quantization if pin.double_quantization is not None else True,
         checkpoint_offload=bool(pin.checkpoint_offload),
         context_parallel=pin.context_parallel or 1,
+        reference=reference_of(spec, method),
+        images_per_sample=images,
+        image_pixels=pixels,
     )
+
+
+def reference_of(spec: Spec, method: Method) -> Reference:
+    """Returns where the reference of preference training comes from under a method, unless a technique changes it."""
+    if spec.task is not Task.DPO:
+        return Reference.NONE
+    if method is not Method.FULL:
+        return Reference.ADAPTERS_OFF
+    return Reference(spec.pin.reference.value) if spec.pin.reference is not None else Reference.MODEL
 
 
 def _batch(micro: int | None, accumulation: int | None, per_rank: int) -> tuple[int, int]:
@@ -393,6 +432,7 @@ def _frozen(loaded: LoadedSpec) -> frozenset[Dimension]:
         ),
         (Dimension.CONTEXT, lambda: plain or pin.context_parallel is not None),
         (Dimension.LOSS, lambda: pin.loss is not None),
+        (Dimension.REFERENCE, lambda: pin.reference is not None),
         (Dimension.CHECKPOINTING, lambda: pin.activation_checkpointing is not None),
         (Dimension.CHECKPOINT_OFFLOAD, lambda: pin.checkpoint_offload is not None),
         (

@@ -63,6 +63,7 @@ class Machine:
             saves=_times(steps, spec.training.save_steps, spec.training.epochs),
             evaluations=_times(steps, spec.training.eval_steps, spec.training.epochs) if evaluates else 0,
             evaluation_samples=self.question.evaluation_samples or 0,
+            samples=self.question.given_samples or 0,
         )
 
     def total_steps(self, config: TrainingConfig) -> int | None:

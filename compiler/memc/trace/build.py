@@ -164,7 +164,10 @@ def adapter_dtype(config: TrainingConfig) -> torch.dtype:
 
 def _fuse_head(model: Any, config: TrainingConfig) -> None:
     """Gives the model TRL's fused head; SFTTrainer also asks it for entropy and accuracy."""
-    outputs = ("log_probs", "entropy", "is_top1") if config.task is Task.SFT else ("log_probs",)
+    outputs = {
+        Task.SFT: ("log_probs", "entropy", "is_top1"),
+        Task.DPO: ("log_probs", "entropy", "mean_logits", "is_top1"),
+    }.get(config.task, ("log_probs",))
     library("trl.trainer.utils", "a chunked loss").add_fused_lm_head(model, outputs=outputs)
 
 

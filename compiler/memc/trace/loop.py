@@ -15,6 +15,7 @@ from memc.trace.batch import Batch, batch_for
 from memc.trace.build import Given, build, place, uses_autocast
 from memc.trace.kernels import kernel_buffers
 from memc.trace.optional import library, packages_left_out
+from memc.trace.preference import preference_loss, reference_model
 from memc.trace.quantized import quantization_constants
 from memc.trace.records import H100, Card, Owner, Recording, Stage
 from memc.trace.semantics import LikeCuda, cuda_answers, cuda_semantics
@@ -57,8 +58,9 @@ def record_steps(
     """Returns the record of a first step and one more, with all stages marked, of a model with all its layers.
 
     With `shallow`, layers that repeat others are not run but copied in the record, and so is the forward and backward
-    of the second step unless `warm_up`.
+    of the second step unless `warm_up`. Preference training, which runs every layer twice, is run at its full depth.
     """
+    shallow = shallow and config.task is not Task.DPO
     model, stacks = build(config, given, shallow=shallow)
     regions = layer_regions(model)
     tape = _tape(card, like_cuda, without_data)
@@ -71,13 +73,14 @@ def record_steps(
         tape.claim(quantization_constants(model), Owner.PARAMETERS)
         tape.claim(model.buffers(), Owner.PARAMETERS)
         tape.follow_modules(model, regions)
+        reference = reference_model(config, given, tape)
         trained = [parameter for parameter in named.values() if parameter.requires_grad]
         optimizer = _optimizer(config, model, trained)
         batch = batch_for(config, model)
         tape.claim((value for value in batch.tensors.values() if isinstance(value, torch.Tensor)), Owner.INPUTS)
-        gradients = _step(config, model, tape, trained, optimizer, batch)
+        gradients = _step(config, (model, reference), tape, trained, optimizer, batch)
         if warm_up:
-            _step(config, model, tape, trained, optimizer, batch)
+            _step(config, (model, reference), tape, trained, optimizer, batch)
             stand_ins = None
         else:
             stand_ins = _optimizer_alone(tape, trained, optimizer, gradients)
@@ -158,8 +161,10 @@ def _forward_precision(config: TrainingConfig) -> Iterator[None]:
         yield
 
 
-def _loss(config: TrainingConfig, model: Any, batch: Batch) -> torch.Tensor:
+def _loss(config: TrainingConfig, model: Any, reference: Any, batch: Batch) -> torch.Tensor:
     """Returns the loss; what else the model returns dies with this frame, as in Trainer.compute_loss."""
+    if config.task is Task.DPO:
+        return preference_loss(config, model, reference, batch.tensors, _forward_precision)
     count = torch.ones((), dtype=torch.long)
     fused = config.loss is LossHead.CHUNKED
     if fused and config.task is Task.SFT:
@@ -190,16 +195,16 @@ def _takes_item_count(model: Any) -> bool:
 
 def _step(
     config: TrainingConfig,
-    model: torch.nn.Module,
+    models: tuple[torch.nn.Module, Any],
     tape: Tape,
     trained: list[torch.nn.Parameter],
     optimizer: torch.optim.Optimizer | None,
     batch: Batch,
 ) -> list[int | None]:
-    """Runs one optimizer step. Returns the blocks of the gradients."""
+    """Runs one optimizer step of a model and its reference. Returns the blocks of the gradients."""
     for _ in range(min(config.gradient_accumulation_steps, 2)):
         tape.enter(Stage.FORWARD)
-        loss = _loss(config, model, batch)
+        loss = _loss(config, *models, batch)
         tape.enter(Stage.BACKWARD)
         loss.backward()  # type: ignore[no-untyped-call]
         del loss
