@@ -6,19 +6,21 @@ are alive beside what the operation makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memc.facts import load_fact
 from memc.facts.programs import program_text
 from memc.ledger.machine import Gradients, Machine, Node, Tensor
 from memc.ledger.operations import OPERATIONS
 from memc.ledger.peaks import Shapes, peaks_of
 from memc.ledger.products import Weight
 from memc.ledger.program import parse_program
-from memc.units import MIB, ceil_div, next_power_of_two
+from memc.units import ceil_div, next_power_of_two
 
-from published.preference import chunk_bytes, whole_program
+from published import kernels as kernels  # registers the operations of fused kernels
+from published.preference import chunk_bytes, compiled_bytes, whole_program
 from published.records import Record, Skip
 
 _ROWS = "B*T"
@@ -85,25 +87,11 @@ def operation_bytes(record: Record) -> int:
     size, name, provider = dims.get("x_value"), str(dims.get("op")), str(dims.get("provider"))
     if not isinstance(size, int | float) or not isinstance(extra, Mapping):
         raise Skip("a single operation without sizes")
-    runs = {
-        ("cross_entropy", "huggingface"): lambda: peak_bytes(_cross_entropy(int(size), extra)),
-        ("cross_entropy", "liger"): lambda: _rows(extra) * (4 * int(size) + 12),
-        ("fused_linear_cross_entropy", "huggingface"): lambda: _whole_head(int(size), extra),
-        ("fused_linear_cross_entropy", "liger"): lambda: _chunked_head(int(size), extra),
-        ("fused_linear_orpo_loss", "huggingface"): lambda: _whole_preference(name, int(size), extra),
-        ("fused_linear_orpo_loss", "liger"): lambda: _chunked_preference(int(size), extra),
-        ("fused_linear_simpo_loss", "huggingface"): lambda: _whole_preference(name, int(size), extra),
-        ("fused_linear_simpo_loss", "liger"): lambda: _chunked_preference(int(size), extra),
-        ("rms_norm", "huggingface"): lambda: peak_bytes(_norm(int(size), extra)),
-        ("rms_norm", "liger"): lambda: _fused_norm(int(size), extra),
-        ("swiglu", "huggingface"): lambda: peak_bytes(_swiglu(int(size), extra, _SWIGLU)),
-        ("swiglu", "liger"): lambda: peak_bytes(_swiglu(int(size), extra, _FUSED_SWIGLU)),
-    }
-    run = runs.get((name, provider))
-    if run is None:
-        raise Skip(f"a single operation that is not described: {name}, {provider}")
+    run = _RUNS.get((name, provider))
+    if run is None or (name, provider) in _UNKNOWN:
+        raise Skip(_UNKNOWN.get((name, provider), f"a single operation that is not described: {name}, {provider}"))
     try:
-        return run()
+        return run(name, int(size), extra)
     except (KeyError, TypeError, ValueError) as error:
         raise Skip("a single operation without sizes") from error
 
@@ -132,21 +120,11 @@ def _norm(width: int, extra: Mapping[str, Any]) -> Operation:
     )
 
 
-def _fused_norm(width: int, extra: Mapping[str, Any]) -> int:
-    """Returns Liger's norm: its backward writes over the gradient it is given and makes fp32 products of every row.
-
-    Source: github.com/linkedin/Liger-Kernel@v0.2.1 src/liger_kernel/ops/rms_norm.py: ``dW`` has the shape of the input
-        and the type of the weight, and is summed over rows; a root of every row is kept in fp32.
-    """
-    rows = int(extra["M"])
-    kept = 4 * 2 * rows * width + 4 * rows  # input, output, its gradient, the input's of the run before; the roots
-    return kept + 4 * rows * width + 4 * 4 * width  # two modules' weights, a gradient and that of the run before
-
-
-def _swiglu(length: int, extra: Mapping[str, Any], program: str) -> Operation:
+def _swiglu(length: int, extra: Mapping[str, Any], program: str) -> int:
+    """Returns a gated MLP without biases in 16 bits."""
     hidden, inner = int(extra["hidden_size"]), int(extra["intermediate_size"])
     weights = {"gate_proj": (inner, hidden, 2), "up_proj": (inner, hidden, 2), "down_proj": (hidden, inner, 2)}
-    return Operation(
+    one = Operation(
         program=program,
         rows=int(extra["B"]) * length,
         width=hidden,
@@ -155,6 +133,7 @@ def _swiglu(length: int, extra: Mapping[str, Any], program: str) -> Operation:
         retains=True,
         given_gradient=True,
     )
+    return peak_bytes(one) + _workspaces()
 
 
 def _whole_head(rows: int, extra: Mapping[str, Any]) -> int:
@@ -169,16 +148,21 @@ def _whole_head(rows: int, extra: Mapping[str, Any]) -> int:
         retains=False,
         given_gradient=False,
     )
-    return peak_bytes(one) + 2 * vocab * hidden
+    return peak_bytes(one) + 2 * vocab * hidden + _workspaces()
 
 
 def _chunked_head(rows: int, extra: Mapping[str, Any]) -> int:
-    """Returns Liger's fused head and loss: gradients made in forward beside those of the run before."""
+    """Returns Liger's fused head and loss: gradients made in forward beside those of the run before.
+
+    Source: github.com/linkedin/Liger-Kernel@v0.4.2 src/liger_kernel/ops/fused_linear_cross_entropy.py: logits_chunk,
+        its fp32 copy and grad_logits_chunk.
+    """
     vocab, hidden = int(extra["V"]), int(extra["H"])
     chunk = min(rows, next_power_of_two(ceil_div(rows, ceil_div(vocab, hidden))))
     weights = 4 * 2 * vocab * hidden  # two modules, the new gradient and that of the run before
     inputs = 3 * 2 * rows * hidden  # the input, its new gradient and that of the run before
-    return weights + inputs + (2 + 4) * chunk * vocab + 8 * MIB
+    before = 2 if rows > chunk else 0  # the name in the loop still holds the gradient of the chunk before
+    return weights + inputs + (before + 2 + 4) * chunk * vocab + _workspaces()
 
 
 def _whole_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
@@ -193,15 +177,21 @@ def _whole_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
         retains=False,
         given_gradient=False,
     )
-    return peak_bytes(one) + 2 * vocab * hidden
+    return peak_bytes(one) + 2 * vocab * hidden + compiled_bytes(length, vocab, hidden) + _workspaces()
 
 
-def _chunked_preference(samples: int, extra: Mapping[str, Any]) -> int:
+def _chunked_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
     """Returns Liger's head and loss of preference pairs, one pair at a time."""
     length, vocab, hidden = int(extra["T"]), int(extra["V"]), int(extra["H"])
     weights = 4 * 2 * vocab * hidden  # two modules, the new gradient and that of the run before
-    inputs = 3 * 2 * samples * length * hidden  # the input, its new gradient and that of the run before
-    return weights + inputs + chunk_bytes(length, vocab, hidden) + 8 * MIB
+    inputs = 2 * length * hidden * (3 * samples - 2)  # the input, the gradient of the run before, that of chunks done
+    chunk = chunk_bytes(name, length, vocab, hidden) + compiled_bytes(length, vocab, hidden)
+    return weights + inputs + chunk + _workspaces()
+
+
+def _workspaces() -> int:
+    """Returns the workspaces of cuBLAS, one for each of the two threads that multiply. Ampere's size, as measured."""
+    return 2 * int(load_fact("cublas.workspace_bytes").value)
 
 
 def peak_bytes(one: Operation) -> int:
@@ -212,6 +202,7 @@ def peak_bytes(one: Operation) -> int:
         "gradients_stay": False,
         "dropped": False,
         "hidden": one.width,
+        "single": one.rows == 1,
     }
     for name, (rows, columns, item) in one.weights.items():
         names[name] = Weight(name, rows, columns, item, trained=True)
@@ -247,3 +238,26 @@ def _output_gradient(machine: Machine, y: Tensor, one: Operation) -> Tensor:
 def _accumulated(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
     """Adds a gradient to the one of the run before, in place."""
     return []
+
+
+_RUNS: Mapping[tuple[str, str], Callable[[str, int, Mapping[str, Any]], int]] = {
+    ("cross_entropy", "huggingface"): lambda name, size, extra: peak_bytes(_cross_entropy(size, extra)),
+    ("cross_entropy", "liger"): lambda name, size, extra: _rows(extra) * (4 * size + 12),
+    ("fused_linear_cross_entropy", "huggingface"): lambda name, size, extra: _whole_head(size, extra),
+    ("fused_linear_cross_entropy", "liger"): lambda name, size, extra: _chunked_head(size, extra),
+    ("fused_linear_orpo_loss", "huggingface"): lambda name, size, extra: _whole_preference(name, size, extra),
+    ("fused_linear_orpo_loss", "liger"): lambda name, size, extra: _chunked_preference(name, size, extra),
+    ("fused_linear_cpo_loss", "huggingface"): lambda name, size, extra: _whole_preference(name, size, extra),
+    ("fused_linear_cpo_loss", "liger"): lambda name, size, extra: _chunked_preference(name, size, extra),
+    ("fused_linear_simpo_loss", "huggingface"): lambda name, size, extra: _whole_preference(name, size, extra),
+    ("fused_linear_simpo_loss", "liger"): lambda name, size, extra: _chunked_preference(name, size, extra),
+    ("rms_norm", "huggingface"): lambda name, size, extra: peak_bytes(_norm(size, extra)),
+    ("swiglu", "huggingface"): lambda name, size, extra: _swiglu(size, extra, _SWIGLU),
+    ("swiglu", "liger"): lambda name, size, extra: _swiglu(size, extra, _FUSED_SWIGLU),
+}
+"""How an operation of a provider is run: its name, the benchmark's size and the rest of its settings to bytes."""
+_UNKNOWN = {
+    ("rms_norm", "liger"): "earlier runs of the benchmark leave tensors that Python collects at no known time",
+}
+"""Operations that are described but whose surroundings are not known: 10 bytes an element (input, output, the gradient
+that both inputs share, fp32 products of every row) stand beside tensors of other sizes of the same benchmark."""

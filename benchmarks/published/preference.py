@@ -19,6 +19,7 @@ _SCORED = (
     "    return chosen + token_loss(log_softmax(logits), shifted_labels())\n"
 )
 _MEAN_LENGTH = 4096
+_WITH_LIKELIHOOD = ("fused_linear_orpo_loss", "fused_linear_cpo_loss")
 
 
 def whole_program(name: str, length: int, vocab: int) -> str:
@@ -39,14 +40,37 @@ def whole_program(name: str, length: int, vocab: int) -> str:
     return (_MEAN if first else _SCORED).format(half=vocab // 2)
 
 
-def chunk_bytes(length: int, vocab: int, hidden: int) -> int:
+def chunk_bytes(name: str, length: int, vocab: int, hidden: int) -> int:
     """Returns the largest sum of buffers of one compiled chunk, a chosen and a rejected sequence side by side.
 
-    Logits of 16 bits and the fp32 zeros that the gather's gradient is scattered into lie there together; the gradient
+    16-bit logits and the fp32 zeros that the gradient of the gather is scattered into lie there together, and zeros for
+    the chosen half where the likelihood of the chosen answers is part of the loss: a scatter is not fused. The gradient
     is written over the logits. Then the zeros are gone, and the gradients of inputs and weight are made beside it.
     Source: src/liger_kernel/chunked_loss/fused_linear_preference.py accumulate_chunk; the wrapper that Inductor writes
-        for it: buffers of the matmul, of scatter_add (which is not fused), and the matmul's buffer used again.
+        for it: buffers of the matmul and of scatters, and the matmul's buffer used again.
+
+    Args:
+        name: The benchmark's name of the operation.
+        length: Tokens of a sequence.
+        vocab: Rows of the head.
+        hidden: Its columns.
     """
     rows = 2 * length
     inputs, logits, zeros = 2 * rows * hidden, 2 * rows * vocab, 4 * rows * vocab
+    if name in _WITH_LIKELIHOOD:
+        zeros += zeros // 2
     return inputs + logits + max(zeros, inputs + 2 * vocab * hidden)
+
+
+def compiled_bytes(length: int, vocab: int, hidden: int) -> int:
+    """Returns what compiling the chunk leaves alive in the process of the benchmark, whatever runs in it afterwards.
+
+    The chunk is compiled twice: for the first batch, of two samples, and for the next, of four, whose size does not
+    match the guard and is dynamic from then on. Each leaves the weight, its batch and its chunk of two sequences.
+    Source: torch 2.5.1 with TORCH_LOGS=recompiles on fused_linear_preference.py: two graphs, the second at four
+        samples. What refers to their inputs is not found; the backend aot_eager leaves none of them on a CPU, so this
+        is an inference from the benchmark's own figures: what torch's loss, which is not compiled, needs in that
+        process beyond its operations.
+    """
+    batches, chunks = 2 + 4, 2 + 2
+    return 2 * (2 * vocab * hidden) + 2 * length * hidden * (batches + chunks)
