@@ -20,7 +20,7 @@ export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e examples examples-check docs docs-test readme bench reports accuracy accuracy-memory accuracy-time clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy accuracy-memory accuracy-time clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -30,7 +30,7 @@ demo: $(CORE)  ## compile a checked-in example and print its ledger and ladder
 	$(BIN)/memc compile $(DEMO)/spec.yaml -o build/demo
 	$(BIN)/memc explain $(DEMO)/spec.yaml
 
-test: $(FULL) lint types layers examples-check unit page docs docs-test targets e2e  ## everything
+test: $(FULL) lint types layers examples-check unit page docs docs-test targets matrix e2e  ## everything
 
 lint: $(FULL)  ## ruff: rules and layout
 	$(BIN)/ruff check .
@@ -61,10 +61,13 @@ page: $(FULL) browser  ## the HTML report in a real browser: sliders to the byte
 	$(PYTEST) tests/browser
 
 targets: $(FULL)  ## the real frameworks read every emitted file
-	$(PYTEST) tests/targets
+	$(PYTEST) tests/targets --ignore tests/targets/test_consumers.py
 
-e2e: $(FULL)  ## emitted folders really train; then what needs a GPU, skipped without one
-	$(PYTEST) $(wildcard tests/e2e tests/gpu)
+matrix: $(FULL)  ## compile every target, show each to its readers, train what a CPU can; ARGS=--all trains all of it
+	$(BIN)/python scripts/run_matrix.py -n 2 --dist loadgroup $(ARGS)
+
+e2e: $(FULL)  ## faults, equal losses, the probe; then what needs a GPU, skipped without one
+	$(PYTEST) $(wildcard tests/e2e tests/gpu) --ignore tests/e2e/test_matrix.py
 
 examples: $(CORE)  ## regenerate the checked-in examples
 	$(BIN)/python scripts/examples.py

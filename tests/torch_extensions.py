@@ -2,7 +2,8 @@
 
 The first use of DeepSpeed compiles an operator and guards it with a lock file. A process that is killed meanwhile
 leaves the lock, and every later one would wait for it for ever. So the folder is shared with nothing else here, and a
-lock that is left is removed before a test session starts its own processes (which it does one after the other).
+lock that is left is removed before a test session starts its own processes. A worker of a session that has several
+removes none: another one may be compiling.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ _FOLDER = Path(__file__).resolve().parent.parent / "build" / "torch-extensions"
 
 @cache
 def _prepared_folder() -> Path:
-    for lock in _FOLDER.glob("**/lock"):
-        lock.unlink(missing_ok=True)
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        for lock in _FOLDER.glob("**/lock"):
+            lock.unlink(missing_ok=True)
     _FOLDER.mkdir(parents=True, exist_ok=True)
     return _FOLDER
 

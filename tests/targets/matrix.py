@@ -19,9 +19,10 @@ from memc.config import (
     Task,
     TrainingConfig,
 )
-from memc.render import render
-from planmaker import make_config, make_plan, make_run, make_zero
+from planmaker import make_config, make_zero
+from specmaker import compile_folder
 
+MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 _CPU, _NVME = Offload.CPU, Offload.NVME
 NVME_SETTINGS = {
     "nvme_buffer_elements": 4_000_000,
@@ -44,7 +45,6 @@ def _deepspeed() -> dict[str, TrainingConfig]:
                 cases[name] = make_config(engine=Engine.DEEPSPEED, stage=stage, method=method, precision=precision)
     for stage in (1, 2, 3):
         base = make_config(engine=Engine.DEEPSPEED, stage=stage, method=Method.FULL)
-        cases[f"zero{stage}-8bit"] = replace(base, optimizer=Optimizer.ADAMW_8BIT)
         cases[f"zero{stage}-foreach"] = replace(base, optimizer=Optimizer.ADAMW_FOREACH)
         assert base.zero is not None
         cases[f"zero{stage}-offload"] = replace(base, zero=replace(base.zero, offload_optimizer=_CPU))
@@ -63,12 +63,11 @@ def _plain() -> dict[str, TrainingConfig]:
             for precision in Precision:
                 cases[f"{engine}-{method}-{precision}"] = make_config(engine=engine, method=method, precision=precision)
     for loss in LossHead:
+        cases[f"pretrain-{loss}"] = make_config(task=Task.PRETRAIN, method=Method.FULL, loss=loss, micro_batch_size=2)
         for packing in (True, False):
-            name = f"{loss}-{'packed' if packing else 'padded'}"
-            cases[f"pretrain-{name}"] = make_config(
-                task=Task.PRETRAIN, method=Method.FULL, loss=loss, packing=packing, micro_batch_size=2
+            cases[f"sft-{loss}-{'packed' if packing else 'padded'}"] = make_config(
+                loss=loss, packing=packing, padding_mask=not packing, micro_batch_size=2
             )
-            cases[f"sft-{name}"] = make_config(loss=loss, packing=packing, padding_mask=not packing, micro_batch_size=2)
     cases["pretrain-lora-chunked"] = make_config(task=Task.PRETRAIN)
     for optimizer in Optimizer:
         cases[f"optimizer-{optimizer}"] = make_config(optimizer=optimizer)
@@ -139,16 +138,33 @@ def _several_nodes() -> dict[str, TrainingConfig]:
 def matrix() -> dict[str, TrainingConfig]:
     """Returns all configurations by name: those of one process, of four and of eight."""
     alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
-    return alone | _fsdp() | _several_nodes()
+    return alone | _fsdp() | _several_nodes() | schedulers()
+
+
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "slurm": {"scheduler": "slurm", "partition": "gpu", "account": "lab", "time_limit_hours": 12},
+    "skypilot": {"scheduler": "skypilot", "accelerator": "RTX4090"},
+    "kubernetes": {"scheduler": "kubernetes", "image": "registry/train:1", "volume": "claim"},
+}
+
+
+def schedulers() -> dict[str, TrainingConfig]:
+    """Returns two nodes of every engine that runs on several, once for each scheduler."""
+    cases = {}
+    for scheduler in SCHEDULERS:
+        for engine in (Engine.DDP, Engine.DEEPSPEED, Engine.FSDP):
+            cases[f"{scheduler}-{engine}"] = _spread(2, engine=engine, method=Method.FULL)
+    return cases
+
+
+def run_settings(name: str) -> dict[str, Any]:
+    """Returns the fields of RunSettings that a case of the matrix is compiled with."""
+    settings: dict[str, Any] = {"model": MODEL, "train_data": "data/train.jsonl", "save_steps": 100}
+    if name != "no-evaluation":
+        settings |= {"eval_data": "data/eval.jsonl", "eval_steps": 50}
+    return settings | {"warmup_ratio": 0.03} | SCHEDULERS.get(name.rpartition("-")[0], {})
 
 
 def write_matrix(root: Path) -> dict[str, Path]:
-    """Writes one folder per configuration and returns them by name."""
-    folders = {}
-    for name, config in matrix().items():
-        folders[name] = root / name
-        folders[name].mkdir(parents=True)
-        plan = make_plan(config, make_run(eval_data="data/eval.jsonl", eval_steps=50, warmup_ratio=0.03))
-        for path, text in render(plan, spec_name="s.yaml", command="memc compile s.yaml -o out/").items():
-            (folders[name] / path).write_text(text, encoding="utf-8")
-    return folders
+    """Writes one folder per configuration with `memc compile` and returns them by name."""
+    return {name: compile_folder(root / name, config, **run_settings(name)) for name, config in matrix().items()}

@@ -15,6 +15,7 @@ from memc.config import Engine, Method, Offload, Optimizer, Precision, Task
 from packaging.requirements import Requirement
 from torch_extensions import framework_environment
 
+pytestmark = pytest.mark.xdist_group("consumers")  # one process writes all folders and reads them
 CASES = matrix()
 _REFUSED_BESIDE_A_DEEPSPEED_FILE = {
     "gradient_accumulation_steps",
@@ -27,6 +28,7 @@ _REFUSED_BESIDE_A_DEEPSPEED_FILE = {
     "zero3_save_16bit_model",
     "mixed_precision",
 }
+_SCHEDULER_FILES = {"slurm": {"job.sbatch"}, "skypilot": {"sky.yaml"}, "kubernetes": {"trainjob.yaml"}}
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,8 @@ def test_peft_reads_its_file(name: str, reports: dict[str, dict[str, Any]]) -> N
 @pytest.mark.parametrize("name", CASES)
 def test_files_agree_on_which_there_are(name: str, folders: dict[str, Path]) -> None:
     config = CASES[name]
-    expected = {"PLAN.md", "accelerate.yaml", "launch.sh", "requirements.txt", "train.py"}
+    expected = {"PLAN.md", "accelerate.yaml", "launch.sh", "memc.lock", "requirements.txt", "train.py"}
+    expected |= _SCHEDULER_FILES.get(name.rpartition("-")[0], set())
     expected |= {"ds_config.json"} if config.engine is Engine.DEEPSPEED else set()
     expected |= {"peft_config.json"} if config.lora is not None else set()
     assert {path.name for path in folders[name].iterdir()} == expected

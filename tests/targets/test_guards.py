@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
-from memc.config import Engine, Method, Task
+from memc.config import Engine, Method, Offload, Task, TrainingConfig
 from memc.render import render
 from planmaker import make_config, make_plan, make_run
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-def import_script(folder: Path, task: Task, **run: str) -> ModuleType:
+def import_script(folder: Path, config: TrainingConfig, **run: str) -> ModuleType:
     """Returns train.py of a plan, imported here; what the frameworks warn of on import is theirs."""
     from consume import load_script
 
     folder.mkdir()
-    plan = make_plan(make_config(task=task), make_run(**run))
+    plan = make_plan(config, make_run(**run))
     for name, text in render(plan, spec_name="s", command="c").items():
         (folder / name).write_text(text, encoding="utf-8")
     with warnings.catch_warnings():
@@ -31,17 +32,17 @@ def import_script(folder: Path, task: Task, **run: str) -> ModuleType:
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    return import_script(tmp_path_factory.mktemp("sft") / "out", Task.SFT)
+    return import_script(tmp_path_factory.mktemp("sft") / "out", make_config(task=Task.SFT))
 
 
 @pytest.fixture(scope="module")
 def pretrain(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    return import_script(tmp_path_factory.mktemp("pretrain") / "out", Task.PRETRAIN)
+    return import_script(tmp_path_factory.mktemp("pretrain") / "out", make_config(task=Task.PRETRAIN))
 
 
 def test_hostile_strings_reach_the_running_script_exactly(tmp_path: Path) -> None:
     hostile = "'\"\\\n$(touch pwned) {{ x }} ..\x00\u2028"
-    script = import_script(tmp_path / "out", Task.SFT, model=hostile, train_data=hostile)
+    script = import_script(tmp_path / "out", make_config(task=Task.SFT), model=hostile, train_data=hostile)
     assert hostile == script.MODEL
     assert hostile == script.TRAIN_FILE
     assert not list(tmp_path.rglob("pwned"))
@@ -108,13 +109,106 @@ def test_incomplete_weights_stop_the_run(sft: ModuleType, kind: str) -> None:
         sft.check_loaded({kind: {"model.layers.0.w"}})
 
 
-def test_only_complete_checkpoints_are_resumed(sft: ModuleType, tmp_path: Path) -> None:
-    assert sft.last_checkpoint(str(tmp_path)) is None
-    for name, complete in (("checkpoint-9", True), ("checkpoint-10", True), ("checkpoint-11", False)):
-        (tmp_path / name).mkdir()
-        if complete:
-            (tmp_path / name / "trainer_state.json").write_text("{}")
-    assert sft.last_checkpoint(str(tmp_path)) == str(tmp_path / "checkpoint-10")
+def checkpoint(folder: Path, step: int, script: ModuleType) -> Path:
+    """Returns a checkpoint with a file of its weights and one of a rank's states, written to its end."""
+    made = folder / f"checkpoint-{step}"
+    (made / f"global_step{step}").mkdir(parents=True)
+    (made / "model.safetensors").write_bytes(b"x" * 100)
+    (made / f"global_step{step}" / "states.pt").write_bytes(b"x" * 50)
+    script.note_sizes(made)
+    return made
+
+
+def test_the_newest_whole_checkpoint_is_resumed(sft: ModuleType, tmp_path: Path) -> None:
+    assert sft.last_checkpoint(str(tmp_path / "none")) == (None, [])
+    ninth, tenth = checkpoint(tmp_path, 9, sft), checkpoint(tmp_path, 10, sft)
+    assert sft.last_checkpoint(str(tmp_path)) == (str(tenth), [])
+    (tmp_path / "checkpoint-11").mkdir()
+    unfinished = f"{tmp_path / 'checkpoint-11'} is not complete, it was still being written"
+    assert sft.last_checkpoint(str(tmp_path)) == (str(tenth), [unfinished])
+    states = tenth / "global_step10" / "states.pt"
+    states.write_bytes(b"x" * 20)
+    cut = f"{tenth} is not complete, global_step10/states.pt has 20 of 50 bytes"
+    assert sft.last_checkpoint(str(tmp_path)) == (str(ninth), [unfinished, cut])
+    (ninth / "model.safetensors").unlink()
+    found, sentences = sft.last_checkpoint(str(tmp_path))
+    assert found is None
+    assert sentences[-1].endswith("model.safetensors has 0 of 100 bytes")
+
+
+def first_log(loss: float) -> tuple[SimpleNamespace, dict[str, float]]:
+    return SimpleNamespace(global_step=1), {"loss": loss}
+
+
+def test_a_first_loss_that_no_trained_model_has_stops_the_run(sft: ModuleType) -> None:
+    guard = sft.Guard(10.0)
+    state, logs = first_log(9.9)
+    guard.on_log(None, state, None, logs=logs)
+    for loss, message in ((10.1, "--any-first-loss"), (0.0, "no token of its rows carries loss")):
+        state, logs = first_log(loss)
+        with pytest.raises(sft.PlanError, match=message):
+            guard.on_log(None, state, None, logs=logs)
+        state.global_step = 2
+        guard.on_log(None, state, None, logs=logs)
+
+
+@pytest.mark.parametrize(
+    ("failure", "found"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (RuntimeError("I/O error: File too large (os error 27)"), True),
+        (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), True),
+        (RuntimeError("shapes do not match"), False),
+    ],
+)
+def test_a_full_disk_is_told_from_other_failures(sft: ModuleType, failure: Exception, found: bool) -> None:
+    assert (sft.disk_failure(failure) is not None) is found
+    later = ValueError("later")
+    later.__context__ = failure
+    assert (sft.disk_failure(later) is not None) is found
+
+
+def test_a_full_disk_says_what_to_do(sft: ModuleType, tmp_path: Path) -> None:
+    message = sft.disk_message(str(tmp_path / "runs"), "No space left on device")
+    assert "GiB are free there" in message
+    assert "no checkpoint is complete" in message
+    whole = checkpoint(tmp_path / "runs", 4, sft)
+    assert sft.disk_message(str(tmp_path / "runs"), "x").endswith(f"goes on from {whole}")
+
+
+def test_offload_needs_the_planned_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(engine=Engine.DEEPSPEED, stage=2, method=Method.FULL, offload_optimizer=Offload.CPU)
+    script = import_script(tmp_path / "out", config)
+    assert script.available_host_bytes() > 2**26
+    first, second = SimpleNamespace(local_process_index=0), SimpleNamespace(local_process_index=1)
+    monkeypatch.setattr(script, "HOST_MEMORY_BYTES", 3 * 2**30)
+    for free, stops in ((2**30, True), (3 * 2**30, False), (None, False)):
+        monkeypatch.setattr(script, "available_host_bytes", lambda free=free: free)
+        script.check_host_memory(second)
+        if stops:
+            with pytest.raises(script.PlanError, match=r"up to 3\.0 GiB .* has 1\.0 GiB free.*hardware\.host_memory"):
+                script.check_host_memory(first)
+        else:
+            script.check_host_memory(first)
+
+
+def test_whole_weights_stop_a_sharded_run(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    zero3 = import_script(tmp_path / "zero3", make_config(engine=Engine.DEEPSPEED, stage=3, method=Method.FULL))
+    with pytest.raises(zero3.PlanError, match=r"2 weights \(weight, \.\.\.\) were loaded whole"):
+        zero3.check_loaded_in_shards(model)
+    for parameter in model.parameters():
+        parameter.ds_id = 1
+    zero3.check_loaded_in_shards(model)
+    fsdp = import_script(tmp_path / "fsdp", make_config(engine=Engine.FSDP, method=Method.FULL))
+    assert fsdp.SHARD_RANKS == 2
+    with pytest.raises(fsdp.PlanError, match="holds 20 of 20 weights, planned was a share of one in 2"):
+        fsdp.check_sharded(model)
+    for parameter in model.parameters():
+        parameter.to_local = partial(torch.empty, parameter.numel() // 2)
+    fsdp.check_sharded(model)
 
 
 def test_adapters_that_never_moved_stop_the_run(sft: ModuleType) -> None:
@@ -131,8 +225,6 @@ def test_adapters_that_never_moved_stop_the_run(sft: ModuleType) -> None:
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_stops_the_run(sft: ModuleType, loss: float) -> None:
-    from types import SimpleNamespace
-
     meter = sft.Meter(probe=False)
     state = SimpleNamespace(global_step=1, num_input_tokens_seen=0)
     with pytest.raises(sft.PlanError, match="the loss of step 1 is"):
@@ -140,8 +232,6 @@ def test_a_loss_that_is_no_number_stops_the_run(sft: ModuleType, loss: float) ->
 
 
 def test_another_world_or_batch_stops_the_run(sft: ModuleType) -> None:
-    from types import SimpleNamespace
-
     right = {"world_size": 1, "n_gpu": 0, "train_batch_size": 1, "gradient_accumulation_steps": 2}
     sft.check_world(SimpleNamespace(**right))
     for change, message in (

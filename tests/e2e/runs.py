@@ -1,0 +1,158 @@
+"""Which cases of the matrix really train on two CPU cores, as what, and why the others cannot."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from folder import DATA
+from matrix import matrix
+from memc.config import Attention, Engine, Method, Offload, Optimizer, Precision, Task, TrainingConfig
+from planmaker import make_config
+
+STEPS = 4
+SAVE_STEPS = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        config: What is compiled: a case of the matrix with as many processes and tokens as two cores take.
+        rows: Kind of the rows: chat, pair (prompt and completion), text, or parquet (chats in a Parquet file).
+    """
+
+    config: TrainingConfig
+    rows: str = "chat"
+
+    @property
+    def learning_rate(self) -> float:
+        """A rate at which four steps show: adapters start from zero and take a larger one."""
+        return 3e-4 if self.config.method is Method.FULL else 5e-3
+
+
+def why_not(config: TrainingConfig) -> str | None:
+    """Returns why a configuration cannot train without a GPU; None when it can."""
+    places = (config.offload_optimizer, config.offload_param)
+    if config.precision is Precision.FP16:
+        return (
+            "fp16 with loss scaling: accelerate and DeepSpeed refuse fp16 on this device; the script takes another type"
+        )
+    if config.attention is Attention.FLASH_ATTENTION_2:
+        return "FlashAttention has CUDA kernels only; the script takes SDPA"
+    if config.checkpoint_offload:
+        return "pinned host memory needs CUDA; the script keeps checkpoints where they are"
+    if config.context_parallel > 1:
+        return "the ring of context parallelism needs an SDPA kernel that returns its log-sum-exp, which only GPUs have"
+    if Offload.NVME in places:
+        return "DeepSpeed's asynchronous I/O needs libaio and pinned memory"
+    if config.optimizer in (Optimizer.PAGED_ADAMW, Optimizer.PAGED_ADAMW_8BIT):
+        return "paged states are CUDA unified memory"
+    return None
+
+
+def on_two_cores(config: TrainingConfig) -> TrainingConfig:
+    """Returns the configuration with short rows and one or two processes (four where two nodes are the point)."""
+    hybrid = config.fsdp is not None and config.fsdp.hybrid
+    alone = config.engine is Engine.SINGLE
+    return replace(
+        config,
+        gpus_per_node=1 if alone or (config.nodes == 2 and not hybrid) else 2,
+        nodes=1 if alone else config.nodes,
+        max_length=64,
+        gradient_accumulation_steps=1 if config.nodes == 2 else 2,
+        eval_batch_size=config.eval_batch_size if config.task is Task.PRETRAIN else 0,
+    )
+
+
+def all_runs() -> dict[str, Run]:
+    """Returns every run by name: the cases of the matrix that can, and the kinds of rows."""
+    cases = {name: config for name, config in matrix().items() if why_not(config) is None}
+    runs = {
+        name: Run(on_two_cores(config), "text" if config.task is Task.PRETRAIN else "chat")
+        for name, config in cases.items()
+    }
+    padded = on_two_cores(make_config(micro_batch_size=2, padding_mask=True, packing=False))
+    return runs | {f"rows-{kind}": Run(padded, kind) for kind in ("pair", "text", "parquet")}
+
+
+def distinct_runs() -> tuple[dict[str, Run], dict[str, str]]:
+    """Returns the runs that differ, and by the name of each other one the run that is the same."""
+    kept: dict[str, Run] = {}
+    same: dict[str, str] = {}
+    first: dict[Run, str] = {}
+    for name, run in all_runs().items():
+        if run in first:
+            same[name] = first[run]
+        else:
+            first[run] = name
+            kept[name] = run
+    return kept, same
+
+
+CHOSEN = (
+    "single-full-bf16",
+    "single-full-fp32",
+    "single-full-bf16_pure",
+    "single-lora-bf16",
+    "single-qlora-bf16",
+    "sft-plain-padded",
+    "pretrain-plain",
+    "pretrain-chunked",
+    "pretrain-lora-chunked",
+    "optimizer-adamw_8bit",
+    "eager",
+    "every-third-layer",
+    "no-checkpointing",
+    "base-precision-adapters",
+    "sft-chunked-padded",
+    "rows-pair",
+    "rows-text",
+    "rows-parquet",
+    "ddp-full-bf16",
+    "ddp-lora-bf16",
+    "ddp-qlora-bf16",
+    "zero1-full-bf16",
+    "zero2-full-bf16",
+    "zero2-lora-bf16",
+    "zero2-qlora",
+    "zero2-offload",
+    "zero2-bf16-states",
+    "zero3-full-bf16",
+    "zero3-lora-bf16",
+    "zero3-offload-both",
+    "fsdp-full-bf16",
+    "fsdp-full-bf16_pure",
+    "fsdp-lora-bf16",
+    "fsdp-qlora-bf16",
+    "fsdp-offload",
+    "fsdp-whole-checkpoints",
+    "fsdp-every-second-layer",
+    "fsdp-hybrid",
+    "two-nodes-ddp",
+)
+"""Runs of every `make test`: one of each engine, method, precision, kind of rows and way to save memory."""
+
+
+def write_rows(path: Path, kind: str, count: int, *, distinct: int) -> None:
+    """Writes `count` rows of a kind: the first `distinct` real instructions, again and again.
+
+    With few of them every batch holds much the same, so that four steps show a loss that falls.
+    """
+    chats = [json.loads(line)["messages"] for line in DATA.read_text(encoding="utf-8").splitlines()][:distinct]
+    chats = [chats[number % len(chats)] for number in range(count)]
+    turns = [(chat[-2]["content"], chat[-1]["content"]) for chat in chats]
+    rows: list[dict[str, Any]] = {
+        "pair": [{"prompt": question, "completion": answer} for question, answer in turns],
+        "text": [{"text": f"{question}\n{answer}"} for question, answer in turns],
+    }.get(kind) or [{"messages": chat} for chat in chats]
+    if kind == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        return
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
