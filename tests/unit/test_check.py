@@ -72,8 +72,7 @@ def test_a_key_edited_by_hand_is_named_with_both_values_and_its_line(memc: Calla
 
 def test_a_constant_of_the_script_edited_by_hand_is_named(memc: Callable[..., Ended]) -> None:
     replace_in(Path("out/train.py"), "\nMICRO_BATCH_SIZE = 8", "\nMICRO_BATCH_SIZE = 4")
-    (finding,) = found(memc("check", "--json", "out"))
-    assert finding["code"] == "edited"
+    (finding,) = (item for item in found(memc("check", "--json", "out")) if item["code"] == "edited")
     assert finding["message"] == "train.py was edited by hand: MICRO_BATCH_SIZE is 4, memc writes 8"
     assert Path("out/train.py").read_text().splitlines()[finding["line"] - 1] == "MICRO_BATCH_SIZE = 4"
 

@@ -17,12 +17,14 @@ from memc import driver
 from memc.checking.causes import cause_findings
 from memc.checking.edits import first_changed_line, key_edits, unified_diff
 from memc.checking.findings import Finding, FolderReport, Level
+from memc.checking.linting import each_report, edited_findings, lint_reports
 from memc.checking.measurements import measurement_findings
-from memc.checking.search import lock_folders
+from memc.checking.search import each_once, lock_folders, path_problems
 from memc.comparison import compare_locks, read_lock
 from memc.document import lock_digest
 from memc.driver import LOCK_NAME, Answer
 from memc.errors import ExitCode, MemcError, usage_error
+from memc.lint import Given
 from memc.plan import Infeasible
 from memc.units import format_gib
 
@@ -35,13 +37,28 @@ _FOLDERS_PER_WORKER = 32
 _CHUNK = 8
 
 
-def check_paths(paths: Iterable[Path]) -> list[FolderReport]:
-    """Returns a report on every folder that memc wrote, at or below the paths.
+def check_paths(paths: Iterable[Path], given: Given | None = None) -> list[FolderReport]:
+    """Returns a report on every folder that memc wrote, at or below the paths, and one on each path's other files.
+
+    Args:
+        paths: Folders and files.
+        given: What the lint of files that memc never wrote knows besides them.
 
     Raises:
-        MemcError: When a path is not there, or nothing below it was written by memc.
+        MemcError: When a path is not there, or holds neither a folder of memc's nor a file that the lint knows; when a
+            card is given that is not in the catalogue.
     """
-    folders = lock_folders(paths)
+    named = list(paths)
+    locks = lock_folders(named)
+    folders = each_once(folder for below in locks.values() for folder in below)
+    linted = lint_reports(list(locks), folders, given or Given())
+    problems = path_problems(named, [*(path for path, below in locks.items() if below), *linted])
+    if problems is not None:
+        raise problems
+    return [*_check_folders(folders), *each_report(linted)]
+
+
+def _check_folders(folders: list[Path]) -> list[FolderReport]:
     workers = min(_cores(), len(folders) // _FOLDERS_PER_WORKER)
     if workers < 2:
         return [check_folder(folder) for folder in folders]
@@ -86,6 +103,8 @@ def _compared(folder: Path, lock: Mapping[str, Any], answer: Answer, files: Mapp
     if any(finding.code == "stale" for finding in findings):
         findings += cause_findings(folder, answer.loaded, found)
     findings += measurement_findings(folder, lock, planned)
+    if any(finding.code in ("edited", "foreign") for finding in findings):
+        findings += edited_findings(folder, answer.loaded)
     return FolderReport(folder=folder, spec=answer.loaded.path, findings=tuple(findings), comparison=found)
 
 

@@ -20,6 +20,18 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Related:
+    """Another place that a finding is about: what the first one contradicts."""
+
+    path: Path
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}" if self.line else str(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that was found.
 
@@ -32,6 +44,8 @@ class Finding:
         line: Line of the file, 1-based; 0 when it is about the whole file.
         diff: Unified diff from what is there to what memc writes; empty without one.
         exit_code: What an error makes the check exit with.
+        column: Column of the line, 1-based; 0 when it is about the whole line.
+        related: The other places that are in play.
     """
 
     code: str
@@ -42,6 +56,8 @@ class Finding:
     line: int = 0
     diff: str = ""
     exit_code: ExitCode = ExitCode.STALE
+    column: int = 0
+    related: tuple[Related, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +65,18 @@ class FolderReport:
     """One folder that was checked.
 
     Attributes:
-        folder: It.
+        folder: It; of files that memc never wrote, the path that was named.
         spec: The spec it was compiled from; None when its lock does not tell.
         findings: Errors first.
         comparison: Its lock beside the one that memc writes now; None when one of them is not to be had.
+        linted: Documents that memc never wrote and that were looked through; 0 for a folder of memc's own.
     """
 
     folder: Path
     spec: Path | None
     findings: tuple[Finding, ...]
     comparison: Comparison | None = None
+    linted: int = 0
 
     @property
     def errors(self) -> tuple[Finding, ...]:

@@ -23,9 +23,27 @@ def formatted(reports: Sequence[FolderReport], form: str) -> str:
 
 def _text(reports: Sequence[FolderReport]) -> str:
     lines = [line for report in reports if report.findings for line in _folder_lines(report)]
-    stale = sum(not report.current for report in reports)
-    folders = "1 folder" if len(reports) == 1 else f"{len(reports)} folders"
-    return "\n".join([*lines, f"{folders} checked, {f'{stale} not current' if stale else 'all current'}"])
+    return "\n".join([*lines, *_summary(reports)])
+
+
+def _summary(reports: Sequence[FolderReport]) -> Iterator[str]:
+    """Yields a line on the folders that memc wrote, and one on the files that it never wrote."""
+    written, foreign = ([r for r in reports if bool(r.linted) is linted] for linted in (False, True))
+    if written or not foreign:
+        stale = sum(not report.current for report in written)
+        folders = "1 folder" if len(written) == 1 else f"{len(written)} folders"
+        yield f"{folders} checked, {f'{stale} not current' if stale else 'all current'}"
+    if foreign:
+        documents = sum(report.linted for report in foreign)
+        findings = [finding for report in foreign for finding in report.findings]
+        said = _counts(findings)
+        yield f"{documents} {'document' if documents == 1 else 'documents'} linted, {said or 'nothing found'}"
+
+
+def _counts(findings: Sequence[Finding]) -> str:
+    """Returns how many errors, warnings and notes there are; empty without any."""
+    numbers = ((level, sum(finding.level is level for finding in findings)) for level in Level)
+    return ", ".join(f"{number} {level}{'s' if number > 1 else ''}" for level, number in numbers if number)
 
 
 def _folder_lines(report: FolderReport) -> Iterator[str]:
@@ -33,10 +51,13 @@ def _folder_lines(report: FolderReport) -> Iterator[str]:
 
     The lock's diff is shown when nothing else tells what changed in it.
     """
-    yield f"{report.folder}: {'current' if report.current else 'not current'}"
+    state = _counts(report.findings) if report.linted else "current" if report.current else "not current"
+    yield f"{report.folder}: {state}"
     for finding in report.findings:
         yield f"  {finding.level}[{finding.code}]: {finding.message}{_place(finding)}"
-    for hint in dict.fromkeys(finding.hint for finding in report.findings if finding.hint):
+        if report.linted and finding.hint:
+            yield f"    help: {finding.hint}"
+    for hint in dict.fromkeys(finding.hint for finding in report.findings if finding.hint and not report.linted):
         yield f"  help: {hint}"
     for finding in report.findings:
         told = finding.path.name == LOCK_NAME and finding.code == "stale"
@@ -47,7 +68,9 @@ def _folder_lines(report: FolderReport) -> Iterator[str]:
 def _place(finding: Finding) -> str:
     if finding.level is Level.NOTE and not finding.line:
         return ""
-    return f" ({finding.path}{f':{finding.line}' if finding.line else ''})"
+    column = f":{finding.column}" if finding.column else ""
+    related = f"; see {', '.join(map(str, finding.related))}" if finding.related else ""
+    return f" ({finding.path}{f':{finding.line}{column}' if finding.line else ''}{related})"
 
 
 def _json(reports: Sequence[FolderReport]) -> str:
@@ -71,6 +94,10 @@ def _folder_document(report: FolderReport) -> dict[str, Any]:
             "level": finding.level.value,
             "path": finding.path.as_posix(),
             "line": finding.line,
+            "column": finding.column,
+            "related": [
+                {"path": place.path.as_posix(), "line": place.line, "column": place.column} for place in finding.related
+            ],
             "message": finding.message,
             "hint": finding.hint,
             "diff": finding.diff,
@@ -82,6 +109,7 @@ def _folder_document(report: FolderReport) -> dict[str, Any]:
         "folder": report.folder.as_posix(),
         "spec": None if report.spec is None else report.spec.as_posix(),
         "current": report.current,
+        "linted": report.linted,
         "findings": findings,
         "changes": changes,
     }
@@ -92,13 +120,19 @@ def _github(reports: Sequence[FolderReport]) -> str:
     lines = []
     for finding in (finding for report in reports for finding in report.findings):
         place = {"file": finding.path.as_posix()} | ({"line": str(finding.line)} if finding.line else {})
+        place |= {"col": str(finding.column)} if finding.column else {}
         properties = {**place, "title": f"memc {finding.code}"}
         written = ",".join(f"{key}={_escaped(value, also=':,')}" for key, value in properties.items())
-        parts = [finding.message, *([f"help: {finding.hint}"] if finding.hint else []), finding.diff.rstrip("\n")]
+        related = [f"see {', '.join(map(str, finding.related))}"] if finding.related else []
+        help_lines = [f"help: {finding.hint}"] if finding.hint else []
+        parts = [finding.message, *related, *help_lines, finding.diff.rstrip("\n")]
         message = _escaped("\n".join(part for part in parts if part))
         lines.append(f"::{_COMMANDS[finding.level]} {written}::{message}")
-    stale = sum(not report.current for report in reports)
-    return "\n".join([*lines, f"{len(reports)} checked, {stale} not current"])
+    own = [report for report in reports if not report.linted]
+    stale = sum(not report.current for report in own)
+    linted = sum(report.linted for report in reports)
+    ends = [f"{len(own)} checked, {stale} not current"] if own or not linted else []
+    return "\n".join([*lines, *ends, *([f"{linted} linted"] if linted else [])])
 
 
 def _escaped(text: str, *, also: str = "") -> str:

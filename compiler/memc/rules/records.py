@@ -62,6 +62,7 @@ class Rule:
         fields: Fields of a spec that can be in play, most telling first.
         source: Where it is known from.
         checked: ISO date.
+        file_fix: What to do in files that somebody wrote by hand, where that differs; empty where it does not.
     """
 
     id: str
@@ -73,6 +74,12 @@ class Rule:
     fields: tuple[str, ...]
     source: str
     checked: str
+    file_fix: str = ""
+
+    @property
+    def code(self) -> str:
+        """The id, as findings call it."""
+        return self.id
 
     def concerns(self, versions: Mapping[str, str]) -> bool:
         """Whether every package that it names has a version in its range; an unknown version has not."""
@@ -87,13 +94,13 @@ def in_range(version: str, span: str) -> bool:
     Raises:
         ValueError: When a clause has none of these operators.
     """
-    return all(_satisfies(_release(version), clause.strip()) for clause in span.split(","))
+    return all(_satisfies(release_of(version), clause.strip()) for clause in span.split(","))
 
 
 def _satisfies(release: tuple[int, ...], clause: str) -> bool:
     for operator in (">=", "<=", "==", "!=", ">", "<"):
         if clause.startswith(operator):
-            bound = _release(clause.removeprefix(operator))
+            bound = release_of(clause.removeprefix(operator))
             return {
                 ">=": release >= bound,
                 "<=": release <= bound,
@@ -105,7 +112,7 @@ def _satisfies(release: tuple[int, ...], clause: str) -> bool:
     raise ValueError(f"{clause!r} is no version range")
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release_of(version: str) -> tuple[int, ...]:
     """Returns the numbers of a version, trailing zeros left out so that 1.0 equals 1."""
     numbers = []
     for part in version.strip().split("+")[0].split("."):

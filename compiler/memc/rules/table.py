@@ -10,17 +10,19 @@ from memc.facts.documents import read_spec, require_sourced, spec_keys
 from memc.rules.records import Rule, Severity, Test
 
 _FOLDER = "rules"
+COMBINATIONS = "combinations"
+"""The file of rules that configurations of memc's own can break; the others are about files written by hand."""
 
 
 @cache
-def load_rules() -> tuple[Rule, ...]:
-    """Returns all rules, in the order of their files.
+def load_rules(*files: str) -> tuple[Rule, ...]:
+    """Returns the rules of some files of specs/rules, of all without any, in their order.
 
     Raises:
         MemcError: ``fact-unsourced`` for a rule without source or date, ``rule-malformed`` for one that cannot be read.
     """
     found = []
-    for file in spec_keys(_FOLDER):
+    for file in files or spec_keys(_FOLDER):
         for key, record in read_spec(_FOLDER, file)["rules"].items():
             require_sourced(record, name=f"{_FOLDER}/{file}.yaml", field=key)
             try:
@@ -42,6 +44,7 @@ def _rule(key: str, record: dict[str, Any]) -> Rule:
         fields=tuple(record["fields"]),
         source=record["source"],
         checked=record["checked"],
+        file_fix=record.get("file_fix", ""),
     )
 
 
