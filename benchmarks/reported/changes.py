@@ -34,6 +34,7 @@ _INPUTS: tuple[tuple[str, str], ...] = (
     (r"\b\d+ (gpus|cards|nodes)|more (gpus|cards|nodes)", r"hardware\.(count|nodes).*"),
     (r"bigger card|larger card|larger gpu", r"hardware\.gpu"),
     (r"shorter|length|seq", r"data\.max_length"),
+    (r"pixels|image size|resolution", r"data\.image_pixels"),
     (r"micro.?batch|batch", r"pin\.micro_batch_size"),
     (r"8-?bit|optimizer(?!.*offload)", r"pin\.optimizer"),
     (r"offload_optimizer|optimizer offload", r"pin\.offload_optimizer"),

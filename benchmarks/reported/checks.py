@@ -13,6 +13,7 @@ import yaml
 from memc import driver
 from memc.advise import Desk, Quantity, solve_for
 from memc.config import Engine, LossHead
+from memc.ladder import LADDER
 from memc.ledger.entries import Account, Phase
 from memc.plan import Infeasible, Plan
 from memc.units import GIB
@@ -20,6 +21,8 @@ from memc.units import GIB
 from reported.answers import Answers, Asked, ask
 from reported.changes import changes_method, inputs_meant, techniques_meant, weight
 from reported.figures import entries_called, gpu_figure, host_figure
+from reported.linting import given, lint_text, remarks_on, said, weights_of
+from reported.wordedits import edited_by_words
 
 
 class Finding(StrEnum):
@@ -56,6 +59,8 @@ def evaluate(check: Mapping[str, Any], answers: Answers) -> Outcome:
         return _waits(f"checks of type {kind!r} are not evaluated")
     if kind in _LINT:
         return _CHECKS[kind](check, answers)
+    if answers.reading.stands_in and kind not in _OF_ANY_RUN:
+        return _waits(f"the sketch names no {' and no '.join(answers.reading.stands_in)}")
     if answers.asked is None or answers.open is None or _rests_on_what_waits(check, answers):
         return _waits("; ".join(answers.reading.waits) or "there is no spec")
     if "objective-not-emitted" in answers.asked.error:
@@ -83,6 +88,10 @@ def verdict(text: str, answers: Answers) -> Outcome:
     """
     asked, free, said = answers.asked, answers.open, text.lower()
     sketch = answers.report.get("spec") or {}
+    if said.startswith("error") and sketch.get("artifacts"):
+        return _lint_verdict(said, answers)
+    if answers.reading.stands_in:
+        return _waits(f"the sketch names no {' and no '.join(answers.reading.stands_in)}")
     if asked is not None and "objective-not-emitted" in asked.error:
         return _waits("memc writes the training of causal language models only")
     if asked is None or free is None or answers.reading.waits:
@@ -91,6 +100,11 @@ def verdict(text: str, answers: Answers) -> Outcome:
         return _waits("versions of libraries have no place in a spec: memc names its own")
     if (sketch.get("training") or {}).get("objective"):
         return _waits("the reference model of preference pairs is not planned")
+    if re.search(r"\b(refused|lowered|changed)\b", said):
+        return _given_up(said, answers)
+    alone = re.match(r"(.+?) alone (does_not_fit|does not fit|fits)\b", said)
+    if alone is not None:
+        return _alone(alone[1], alone[2] == "fits", asked, free)
     as_requested = asked.plan is not None and not asked.plan.techniques
     shown = f"as asked: {_fits(asked)}; choice left open: {_fits(free)}"
     if re.match(r"(does_not_fit|does not fit)\b.*\bor\b.*tight|tight", said):
@@ -102,6 +116,57 @@ def verdict(text: str, answers: Answers) -> Outcome:
     if said.startswith("fits"):
         return _verdict(asked.plan is not None or free.plan is not None, shown)
     return _waits(f"nothing is known to be meant by {text!r}")
+
+
+def _given_up(said: str, answers: Answers) -> Outcome:
+    """Returns whether memc refuses a setting that the report asks for, or plans another value and says so."""
+    asked, free, reading = answers.asked, answers.open, answers.reading.asked
+    assert asked is not None
+    assert free is not None
+    pins = (reading or {}).get("pin", {})
+    named = next((name for name in pins if name.replace("_", " ") in said or name in said), None)
+    if named is None:
+        return _waits(f"no setting is known to be meant by {said!r}")
+    if asked.answer is None:
+        return _verdict(f"pin.{named}" in asked.error, f"refused: {asked.error.splitlines()[0]}")
+    plan = free.plan or asked.plan
+    if plan is None or not hasattr(plan.config, named):
+        return _waits(f"pin.{named} is no setting of a plan")
+    value = str(getattr(plan.config, named))
+    return _verdict(value != str(pins[named]), f"{named} asked: {pins[named]}; planned: {value}")
+
+
+def _alone(words: str, fits: bool, asked: Asked, free: Asked) -> Outcome:
+    """Returns whether the run as asked fits with one technique and nothing else; where not, a plan has to use more."""
+    machine = asked.machine
+    meant = techniques_meant(words)
+    exact = {name for name in meant if name.replace("-", "") in words.replace("-", "").split()} or meant
+    if machine is None or not exact:
+        return _waits(f"no technique is known to be meant by {words!r}")
+    question, needs = machine.question, []
+    for technique in (technique for technique in LADDER if technique.name in exact):
+        if technique.why_not(question.asked, question.situation) is None:
+            config = technique.apply(question.asked, question.situation)
+            needs.append((machine.estimator.price(config).gpu_required_bytes, technique.name))
+    if not needs:
+        return _waits(f"{', '.join(sorted(exact))} does not apply to the run as it was asked for")
+    least, name = min(needs)
+    does = least <= question.budget.gpu_bytes
+    used = free.plan.techniques if free.plan is not None else ()
+    more = does or bool(set(used) - {name})
+    detail = (
+        f"{name} alone needs {least / GIB:.2f} of {question.budget.gpu_bytes / GIB:.2f} GiB; plan: {', '.join(used)}"
+    )
+    return _verdict(does == fits and more, detail)
+
+
+def _lint_verdict(said: str, answers: Answers) -> Outcome:
+    """Returns whether the lint finds what is as severe as a report expects."""
+    remarks, reason = lint_text(answers)
+    if reason:
+        return _waits(reason)
+    severe = [item for item in remarks if item.weight in weights_of(said)]
+    return _verdict(bool(severe), f"lint: {', '.join(sorted({item.code for item in severe})) or 'nothing'}")
 
 
 def _fits(asked: Asked) -> str:
@@ -230,13 +295,52 @@ def _refuse(check: Mapping[str, Any], answers: Answers) -> Outcome:
     asked = answers.asked
     assert asked is not None
     if "mentions" not in check:
-        return _waits(f"the condition {check.get('when')!r} is no spec")
+        return _refused_when(str(check.get("when", "")), answers)
     if asked.plan is not None and (answers.report.get("spec") or {}).get("libs"):
         return _waits("versions of libraries have no place in a spec: memc names its own")
     if asked.plan is not None:
         return _verdict(False, "the run as it was asked for has a plan")
     missing = [str(words) for words in check["mentions"] if str(words).lower() not in asked.text]
     return _verdict(not missing, f"refused; not said: {', '.join(missing)}" if missing else "refused, all said")
+
+
+def _refused_when(when: str, answers: Answers) -> Outcome:
+    """Returns whether memc refuses the run under a condition, which is read as pins that are set to meet it.
+
+    Only a run that is refused for one of these pins counts.
+    """
+    spec, asked = answers.reading.asked, answers.asked
+    assert spec is not None
+    assert asked is not None
+    meant = [_pins_meant(part) for part in re.split(r"\s+and\s+|\s*&+\s*", when.strip())]
+    if not when or not all(meant):
+        return _waits(f"the condition {when!r} is no spec")
+    pins = {name: value for part in meant for name, value in part.items()}
+    other = ask({**spec, "pin": {**spec["pin"], **pins}}, asked.path.parent / "when")
+    shown = ", ".join(f"{name}: {value}" for name, value in pins.items())
+    if other.answer is not None:
+        return _verdict(False, f"{shown}: {_fits(other)}")
+    by_these = any(f"pin.{name}" in other.error for name in pins)
+    return _verdict(by_these, f"{shown}: {other.error.splitlines()[0]}")
+
+
+_PIN_WORDS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"hpz", {"zero_stage": 3, "hybrid_sharding": True}),
+    (r"hybrid", {"hybrid_sharding": True}),
+    (r"fsdp", {"engine": "fsdp"}),
+    (r"offload_optimizer|optimizer offload", {"offload_optimizer": "cpu"}),
+    (r"offload", {"offload_optimizer": "cpu", "offload_param": "cpu"}),
+    (r"8-?bit", {"optimizer": "adamw_8bit"}),
+)
+
+
+def _pins_meant(words: str) -> dict[str, Any]:
+    """Returns the pins that make a condition true; empty when none are known."""
+    text = words.lower()
+    stage = re.search(r"(?:zero|stage)\D*([0-3])\b", text)
+    if stage is not None and "hpz" not in text:
+        return {"zero_stage": int(stage.group(1))}
+    return next((pins for pattern, pins in _PIN_WORDS if re.search(pattern, text)), {})
 
 
 def _must_not(check: Mapping[str, Any], answers: Answers) -> Outcome:
@@ -630,17 +734,66 @@ def _alternative(check: Mapping[str, Any], answers: Answers) -> Outcome:
 
 
 def _uses(check: Mapping[str, Any], answers: Answers) -> Outcome:
-    return _waits(f"{check['item']} has no place in a spec")
+    if check["item"] != "visual_tokens":
+        return _waits(f"{check['item']} has no place in a spec")
+    machines = [item.machine for item in (answers.asked, answers.open) if item is not None]
+    said = " ".join(" ".join(machine.question.assumptions) for machine in machines if machine is not None)
+    stated = [int(text.replace(",", "")) for text in re.findall(r"images take ([0-9,]+) tokens", said)]
+    right = int(check["value"]) in stated
+    return _verdict(right, f"a sample's images take {', '.join(str(value) for value in dict.fromkeys(stated))} tokens")
 
 
 def _runs(check: Mapping[str, Any], _answers: Answers) -> Outcome:
     return _waits(f"only a run can show it: {check.get('what', '')}")
 
 
-def _lint(check: Mapping[str, Any], _answers: Answers) -> Outcome:
-    return _waits("files that memc never wrote are not linted yet")
+def _lint_says(check: Mapping[str, Any], answers: Answers) -> Outcome:
+    """Returns whether the lint says what a report wants said of its files, or of memc's own after an edit."""
+    severity = str(check.get("severity", "error"))
+    if "mutation" in check:
+        return _lint_of_edit(str(check["mutation"]), severity, answers)
+    remarks, reason = lint_text(answers)
+    if reason:
+        return _waits(reason)
+    severe = [item for item in remarks if item.weight in weights_of(severity)]
+    missing = [str(words) for words in check["mentions"] if str(words).lower() not in said(severe)]
+    codes = ", ".join(sorted({item.code for item in severe})) or "nothing"
+    return _verdict(not missing, f"{codes}" + (f"; not said: {', '.join(missing)}" if missing else ""))
 
 
+def _lint_of_edit(words: str, severity: str, answers: Answers) -> Outcome:
+    """Returns whether the lint finds an edit of the files that memc wrote, and found nothing before."""
+    if answers.asked is None or answers.open is None:
+        return _waits("; ".join(answers.reading.waits) or "there is no spec")
+    files, whose = _files(answers)
+    if not files:
+        return _waits("there is no plan, so nothing is written")
+    edited = edited_by_words({name: text for name, text in files.items() if name != "memc.lock"}, words)
+    if edited is None:
+        return _waits(f"the edit {words!r} is not understood, or has no place in the files")
+    changed, name = edited
+    own = {name: text for name, text in files.items() if name != "memc.lock"}
+    before = {(item.code, item.message) for item in remarks_on(own, answers.folder / "own", given(answers))}
+    after = remarks_on(changed, answers.folder / "edited", given(answers))
+    new = [item for item in after if (item.code, item.message) not in before and item.weight in weights_of(severity)]
+    codes = ", ".join(sorted({item.code for item in new})) or "nothing new"
+    return _verdict(any(name.lower() in said([item]) for item in new), f"{whose}, {words}: {codes}")
+
+
+def _suggests(check: Mapping[str, Any], answers: Answers) -> Outcome:
+    """Returns whether the lint names the new word in the same breath as the old one."""
+    remarks, reason = lint_text(answers)
+    if reason:
+        return _waits(reason)
+    missing = [
+        f"{old} -> {new}"
+        for old, new in check["pairs"].items()
+        if not any(str(old).lower() in said([item]) and str(new).lower() in said([item]) for item in remarks)
+    ]
+    return _verdict(not missing, f"not suggested: {', '.join(missing)}" if missing else "all suggested")
+
+
+_OF_ANY_RUN = ("emit_has", "emit_any_of", "emit_not", "emit_order", "consistent")
 _LINT = ("verify_error", "verify_flags", "suggests", "smoke", "post_run_check")
 _CHECKS: dict[str, Callable[[Mapping[str, Any], Answers], Outcome]] = {
     "ledger_range": _ledger_range,
@@ -670,7 +823,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], Answers], Outcome]] = {
     "compile_alternative": _alternative,
     "smoke": _runs,
     "post_run_check": _runs,
-    "verify_error": _lint,
-    "verify_flags": _lint,
-    "suggests": _lint,
+    "verify_error": _lint_says,
+    "verify_flags": _lint_says,
+    "suggests": _suggests,
 }

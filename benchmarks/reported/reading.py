@@ -7,6 +7,7 @@ neutral words. Everything is read by rule; what has no place in a spec is said, 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memc.facts import GpuFacts, ModelFacts, gpu_rows, load_gpu, load_model, load_model_config, model_rows
+from memc.facts.records import Sees
 from memc.units import GB
 
 _FORM_FACTORS = ("sxm", "pcie", "nvl")
@@ -78,6 +80,8 @@ class Reading:
         model: Facts of the model; None when the sketch names none that can be planned.
         notes: What was substituted.
         waits: Why the sketch cannot be planned, or not wholly: what memc has no words for yet.
+        stands_in: What the sketch leaves out and something usual stands in for: only what files hold whatever the
+            model and the card are can be asked then.
     """
 
     asked: dict[str, Any] | None
@@ -85,6 +89,7 @@ class Reading:
     model: ModelFacts | None
     notes: tuple[str, ...] = ()
     waits: tuple[str, ...] = ()
+    stands_in: tuple[str, ...] = ()
 
 
 @dataclass
@@ -101,8 +106,7 @@ def read(report: Mapping[str, Any], folder: Path) -> Reading:
         folder: Where a config.json may be written for a model that the catalogue does not have.
     """
     sketch, said = report.get("spec") or {}, _Notes()
-    if not isinstance(sketch.get("model"), Mapping) or not isinstance(sketch.get("hardware"), Mapping):
-        return Reading(asked=None, open=None, model=None, waits=("the sketch names no model or no hardware",))
+    sketch, stands_in = _completed(sketch)
     training = sketch.get("training") or {}
     name = _model(sketch["model"], folder, said)
     if name is None:
@@ -123,7 +127,9 @@ def read(report: Mapping[str, Any], folder: Path) -> Reading:
         asked["task"], micro = "pretrain", 2 * (micro or 1)
         asked["training"]["global_batch_size"] *= 2
         said.notes.append("preference pairs: planned as twice the samples, without the reference model")
-    asked["data"] |= {"samples": 10_000}
+    asked["data"] |= {"samples": 10_000, **_images(training)}
+    if any(stack.sees is Sees.IMAGE for stack in model.other_stacks):
+        asked["data"]["packing"] = False  # which TRL refuses of images
     lora = {"rank": _count(training, "lora_r", "lora_rank", "rank")} if asked["method"] != "full" else {}
     if any(lora.values()):
         asked["lora"] = lora
@@ -134,7 +140,41 @@ def read(report: Mapping[str, Any], folder: Path) -> Reading:
         asked["pin"]["loss"] = "plain"
     if asked["pin"].get("engine") == "fsdp" and asked["pin"].get("optimizer") in _BITSANDBYTES:
         asked["pin"]["fsdp_version"] = 1  # the only one that such optimizers go with
-    return Reading(asked=asked, open=_opened(asked), model=model, notes=tuple(said.notes), waits=tuple(said.waits))
+    return Reading(
+        asked=asked,
+        open=_opened(asked),
+        model=model,
+        notes=tuple(said.notes),
+        waits=tuple(said.waits),
+        stands_in=stands_in,
+    )
+
+
+def _completed(sketch: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Returns a sketch with a usual model and card where it names none, and what was put in."""
+    accelerate = (sketch.get("artifacts") or {}).get("accelerate") or {}
+    processes, machines = _count(accelerate, "num_processes"), _count(accelerate, "num_machines") or 1
+    distributed = str(accelerate.get("distributed_type", "NO")).upper() != "NO"
+    cards = (processes or 8) // machines if distributed or (processes or 1) > 1 else 1
+    usual = {
+        "model": {"arch": "llama", "params_b": 6.738},
+        "hardware": {"gpu": "A100-80GB", "gpus_per_node": max(1, cards), "nodes": machines},
+    }
+    missing = tuple(name for name in usual if not isinstance(sketch.get(name), Mapping))
+    return {**sketch, **{name: usual[name] for name in missing}}, missing
+
+
+def _images(training: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a sketch says of images: how many a sample has, and the pixels of one where they are limited."""
+    found: dict[str, Any] = {}
+    if training.get("images_per_sample") is not None:
+        found["images_per_sample"] = int(training["images_per_sample"])
+    pixels = training.get("image_px")
+    if isinstance(pixels, int):
+        found["image_pixels"] = pixels
+    elif isinstance(pixels, str) and (sides := re.findall(r"\d+", pixels)):
+        found["image_pixels"] = math.prod(int(side) for side in sides[:2])
+    return found
 
 
 def _materialises_logits(report: Mapping[str, Any]) -> bool:
@@ -156,9 +196,12 @@ def _from_artifacts(
         return found
     if str(accelerate.get("distributed_type", "")).upper() == "FSDP":
         found["engine"] = "fsdp"
-    stage = (deepspeed.get("zero_optimization") or {}).get("stage")
+    inline = accelerate.get("deepspeed_config") or {}
+    stage = (deepspeed.get("zero_optimization") or {}).get("stage", inline.get("zero_stage"))
     if isinstance(stage, int):
         found["zero_stage"] = stage
+    elif str(accelerate.get("distributed_type", "")).upper() == "DEEPSPEED":
+        found["engine"] = "deepspeed"
     return found
 
 
@@ -203,7 +246,7 @@ def _pins(
     if training.get("gradient_checkpointing") is not None:
         pins["activation_checkpointing"] = bool(training["gradient_checkpointing"])
     pins |= _engine(training, hardware)
-    for key in ("modules_to_save", "new_tokens", "images_per_sample", "image_px"):
+    for key in ("modules_to_save", "new_tokens"):
         if key in training:
             said.waits.append(f"{key} has no place in a spec")
     return pins

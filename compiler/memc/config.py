@@ -7,11 +7,12 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """What is trained: `sft` and `dpo` with TRL's trainers, `pretrain` with transformers' Trainer."""
+    """What is trained: `sft` and `dpo` with TRL's trainers, the others with transformers' Trainer."""
 
     SFT = "sft"
     PRETRAIN = "pretrain"
     DPO = "dpo"
+    CLASSIFICATION = "classification"
 
     @property
     def sequences_per_sample(self) -> int:
@@ -126,6 +127,7 @@ class LoraConfig:
         dropout: Probability on the adapter input; 0 adds no mask and no copy.
         target_modules: Names of the linear modules that carry an adapter, in the order of the block.
         precision: Data type of the adapters.
+        modules_to_save: Names of modules outside the blocks of which a copy trains whole beside the adapters.
     """
 
     rank: int
@@ -133,6 +135,7 @@ class LoraConfig:
     dropout: float
     target_modules: tuple[str, ...]
     precision: AdapterPrecision = AdapterPrecision.FP32
+    modules_to_save: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +255,7 @@ class TrainingConfig:
         quantization: Format of a 4-bit base; matters only when method is qlora.
         upcast_unquantized: Whether what a 4-bit base leaves unquantised is cast to fp32 (PEFT's
             `prepare_model_for_kbit_training`), and with it the residual stream.
+        classes: Classes that texts are sorted into; 0 for other tasks.
         reference: Where the reference of preference training comes from.
         images_per_sample: Images in one sample of a model that sees images beside text; 0 for text alone.
         image_pixels: Pixels of one image, where the model takes images of any size.
@@ -288,6 +292,7 @@ class TrainingConfig:
     upcast_unquantized: bool = False
     reentrant_checkpointing: bool = False
     reference: Reference = Reference.NONE
+    classes: int = 0
     images_per_sample: int = 1
     image_pixels: int = 448 * 448
 

@@ -136,15 +136,7 @@ def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
         MemcError: When either is unknown, or the ledger does not describe the model's family; at the spec's field.
     """
     gpu, model = _facts(loaded)
-    if model.objective is not Objective.CAUSAL_LM:
-        problem = loaded.diagnostic(
-            "model",
-            "objective-not-emitted",
-            f"{model.key} ({model.model_type}) is trained as {model.objective.replace('_', ' ')}; memc writes the "
-            "training of causal language models only",
-            "memc models names the family of each model; choose a causal language model",
-        )
-    elif model.unpriced:
+    if model.unpriced:
         problem = loaded.diagnostic(
             "model",
             "family-not-priced",
@@ -284,9 +276,32 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     return dict(sorted(files.items()))
 
 
+def _not_written(loaded: LoadedSpec, model: ModelFacts) -> Diagnostic:
+    """Returns why no file is written for a model that is trained as something else than a causal language model."""
+    if model.objective is Objective.IMAGE_TEXT_LM:
+        return loaded.diagnostic(
+            "model",
+            "images-not-written",
+            f"{model.key} ({model.model_type}) reads images beside text: memc explain prices its training, and memc "
+            "writes the training on text alone",
+            "train it with TRL's SFTTrainer and its processor in the settings that memc explain shows, or choose a "
+            "causal language model",
+        )
+    return loaded.diagnostic(
+        "model",
+        "objective-not-emitted",
+        f"{model.key} ({model.model_type}) is trained as {model.objective.replace('_', ' ')}: memc explain prices its "
+        "training, and memc writes the training of causal language models only",
+        "memc models names the family of each model; choose a causal language model",
+    )
+
+
 def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
     """Returns what of the plan has a price, and no file that could say it."""
     found = []
+    model = _facts(loaded)[1]
+    if model.objective is not Objective.CAUSAL_LM:
+        found.append(_not_written(loaded, model))
     if not plan.run.train_data:
         found.append(
             loaded.diagnostic(

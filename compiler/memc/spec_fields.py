@@ -29,6 +29,7 @@ from memc.spec_values import (
     SizeOrAuto,
     TargetModules,
     Text,
+    Version,
 )
 
 DEFAULT_EPOCHS = 3.0
@@ -187,6 +188,32 @@ class Launch(Section):
     """SkyPilot: what it calls the card, as `sky gpus list` shows it, for example H100."""
 
 
+class Libraries(Section):
+    """Releases that the run will have, where they are not the ones memc plans with."""
+
+    torch: Version | None = None
+    """Release of PyTorch."""
+    transformers: Version | None = None
+    """Release of transformers: names of arguments follow it."""
+    accelerate: Version | None = None
+    """Release of accelerate."""
+    peft: Version | None = None
+    """Release of PEFT."""
+    trl: Version | None = None
+    """Release of TRL."""
+    deepspeed: Version | None = None
+    """Release of DeepSpeed: what is broken in it is refused or not chosen."""
+    bitsandbytes: Version | None = None
+    """Release of bitsandbytes."""
+    datasets: Version | None = None
+    """Release of datasets."""
+
+    @property
+    def named(self) -> dict[str, str]:
+        """Returns the releases that are given, by package."""
+        return {name: version for name, version in self if version is not None}
+
+
 class Time(Section):
     """How long or dear the run may be."""
 
@@ -309,6 +336,8 @@ class Spec(Section):
     """How long or dear the run may be."""
     launch: Launch = Launch.model_construct()
     """How the run is started."""
+    libraries: Libraries = Libraries.model_construct()
+    """Releases of libraries that the run will have; those memc plans with when not given."""
     objective: Objective = Objective.LOWEST_RUNG
     """What is preferred among the plans that fit: lowest-rung, fastest or cheapest."""
     ladder: Ladder = Ladder.model_construct()

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from memc import driver
+from memc.config import LossHead
 from memc.driver import LOCK_NAME, Change, Written
 from memc.errors import ExitCode, MemcError
+from memc.plan import Plan
 
 SMALL = """\
 model: HuggingFaceTB/SmolLM2-135M-Instruct
@@ -103,11 +105,14 @@ def test_a_data_path_that_no_file_system_takes_leaves_the_amount_unknown(spec: P
     assert driver.count_samples(driver.load_spec(spec)) is None
 
 
-def test_a_model_of_another_objective_is_refused_at_its_line(tmp_path: Path) -> None:
+def test_a_model_of_another_objective_has_a_plan_and_no_files(tmp_path: Path) -> None:
     path = spec_at(tmp_path / "t5.yaml", SMALL.replace("HuggingFaceTB/SmolLM2-135M-Instruct", "google-t5/t5-small"))
+    solved = driver.answer(path)
+    assert isinstance(solved.result, Plan)
+    assert solved.result.config.loss is LossHead.PLAIN
     with pytest.raises(MemcError) as caught:
-        driver.answer(path)
-    (problem,) = caught.value.diagnostics
+        driver.generate(solved, tmp_path / "out", "memc compile t5.yaml -o out")
+    problem = caught.value.diagnostics[0]
     assert problem.code == "objective-not-emitted"
     assert "google-t5/t5-small (t5) is trained as seq2seq lm" in problem.message
     assert problem.where is not None

@@ -220,7 +220,7 @@ def _product(product: Product, compute: Compute, facts: ClockFacts) -> tuple[flo
 def _add_loss(total: _Sum, model: ModelFacts, compute: Compute, facts: ClockFacts) -> None:
     """Adds the output head, its loss, and what a chunked loss computes twice."""
     vocabulary, tokens = model.vocab_size, compute.tokens
-    if not vocabulary:
+    if not vocabulary or model.objective is Objective.CLASSIFICATION:  # one row of classes per sample is nothing
         return
     size = 4 if compute.dtype in ("fp32", "tf32") else 2
     columns = max(1, vocabulary // compute.tensor_parallel)

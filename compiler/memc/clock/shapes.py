@@ -199,6 +199,7 @@ def keys_per_query(attention: AttentionFacts, context: int, *, skips: bool, bloc
     if attention.linear:  # a chunk of 64 within, and the state, head_dim wide, twice
         return 64.0 + 2 * attention.head_dim
     window = attention.sliding_window
+    context = context if attention.within is None else min(context, attention.within)
     if not skips:
         return float(context)
     if not attention.causal:

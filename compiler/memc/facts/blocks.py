@@ -123,7 +123,7 @@ def _variant(section: Mapping[str, Any], names: Names, flags: Mapping[str, bool]
 
 
 def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> AttentionFacts:
-    value_dim = section.get("value_head_dim")
+    value_dim, within = section.get("value_head_dim"), section.get("within")
     return AttentionFacts(
         heads=names.size(section.get("heads", "heads")),
         kv_heads=names.size(section.get("kv_heads", "kv_heads")),
@@ -139,6 +139,7 @@ def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> Att
         always_masked=section.get("always_masked", False),
         mixed_heads=bool(names.switch(section.get("mixed_heads", False))),
         padded=section.get("padded", True),
+        within=None if within is None else names.size(within),
     )
 
 

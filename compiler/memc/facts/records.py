@@ -167,6 +167,7 @@ class AttentionFacts:
         eager_only: Whether transformers computes it in no other way than its own matrix products.
         always_masked: Whether a mask reaches the kernel even where none is needed.
         mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
+        within: Positions of the pieces that positions see each other within; None where they see all.
         padded: Whether the mask of a padded batch of texts reaches it.
     """
 
@@ -184,6 +185,7 @@ class AttentionFacts:
     always_masked: bool = False
     mixed_heads: bool = False
     padded: bool = True
+    within: int | None = None
 
     @property
     def value_width(self) -> int:

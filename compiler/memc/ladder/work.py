@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memc.config import Attention, Engine, LossHead, Task, TrainingConfig
+from memc.facts.records import Objective
 from memc.ladder.technique import Dimension, Fidelity, Situation, Technique
 from memc.ledger.entries import Account
 
@@ -32,7 +33,9 @@ def with_micro_batch(config: TrainingConfig, size: int) -> TrainingConfig:
 _FP8_FROM = (8, 9)  # accelerate utils/environment.py check_cuda_fp8_capability
 
 
-def _loss_why_not(config: TrainingConfig, _situation: Situation) -> str | None:
+def _loss_why_not(config: TrainingConfig, situation: Situation) -> str | None:
+    if situation.model.objective not in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM):
+        return "only the loss of causal language models is computed in tiles"
     return "the loss is chunked already" if config.loss is LossHead.CHUNKED else None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memc.config import Engine, TrainingConfig
-from memc.facts.records import ModelFacts, Patches, Sees, Stack
+from memc.facts.records import Block, ModelFacts, Patches, Sees, Stack
 from memc.ledger.bill import Bill
-from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Moment
 
 _INPUT_BYTES = 4
@@ -110,6 +109,11 @@ def image_tokens(model: ModelFacts, config: TrainingConfig) -> int:
     return shapes.positions
 
 
+def _left_out(stack: Stack) -> Stack:
+    """Returns a stack that does not run; its layers still count where every so-manieth is checkpointed."""
+    return replace(stack, unused_layers=stack.num_layers, before=None, after=None)
+
+
 _RUNNING: dict[int, tuple[ModelFacts, ModelFacts]] = {}
 
 
@@ -120,7 +124,7 @@ def running(model: ModelFacts, config: TrainingConfig) -> ModelFacts:
         return model
     found = _RUNNING.get(id(model))
     if found is None or found[0] is not model:
-        others = tuple(stack for stack in model.other_stacks if stack.sees is not Sees.IMAGE)
+        others = tuple(_left_out(stack) if stack.sees is Sees.IMAGE else stack for stack in model.other_stacks)
         found = _RUNNING[id(model)] = (model, replace(model, other_stacks=others, before=None))
     return found[1]
 
@@ -134,7 +138,7 @@ def idle_params(model: ModelFacts, config: TrainingConfig) -> int:
         return 0
     seen = running(model, config)
     if seen is not model:
-        return sum(stack.params for stack in model.other_stacks if stack not in seen.other_stacks)
+        return sum(stack.params for stack in seen.other_stacks if stack.unused_layers == stack.num_layers)
     idle = 0
     for stack in model.other_stacks:
         if stack.unused_layers:
@@ -142,14 +146,16 @@ def idle_params(model: ModelFacts, config: TrainingConfig) -> int:
     return idle
 
 
-def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None:
-    """Books the pixels of a batch, the rotary tables of its stack, and features while the text runs.
+def lowest_block(model: ModelFacts) -> Block:
+    """Returns the lowest layer that runs."""
+    stack = next(stack for stack in model.stacks if stack.unused_layers < stack.num_layers)
+    return stack.groups[0].block
 
-    Source: transformers image processors (fp32 pixels); Qwen2_5_VLModel.forward, LlavaModel.forward, which hold what
-        their tower returns until the text model has run.
-    """
+
+def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None:
+    """Books the pixels of a batch and the rotary tables of its stack."""
     shapes, stack = image_shapes(model, config), image_stack(model)
-    if shapes is None or stack is None:
+    if shapes is None or stack is None or stack.unused_layers == stack.num_layers:
         return
     images = shapes.images * config.micro_batch_sequences
     count = images * (shapes.patches or 1) * stack.input_elements
@@ -169,24 +175,3 @@ def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None
             lambda: f"cos and sin: 2 x 4 B x {attention.head_dim} x {images} images x {shapes.patches} patches",
             "transformers modelling code",
         )
-    _held_features(bill, model, config, stack, images)
-
-
-def _held_features(bill: Bill, model: ModelFacts, config: TrainingConfig, stack: Stack, images: int) -> None:
-    """Books what the tower returned, held while the text model runs."""
-    if not _has_text(model):
-        return
-    types, positions = (
-        dtypes(config),
-        stack.positions_per_item or (image_shapes(model, config) or ImageShapes(0)).patches,
-    )
-    tower = types.compute * stack.hidden_size * images * positions
-    features = 2 * types.compute * model.hidden_size * images * image_tokens(model, config)
-    bill.add(
-        "features-of-images",
-        Account.ACTIVATIONS,
-        tower + features,
-        Moment.FORWARD,
-        lambda: f"{tower} B of the tower's last layer + {features} B of features and a copy of them",
-        "transformers modelling code",
-    )

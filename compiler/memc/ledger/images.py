@@ -5,7 +5,7 @@ from __future__ import annotations
 from memc.ledger.attention_kernels import efficient_kernel, flash_kernel
 from memc.ledger.machine import Gradients, Machine, Tensor
 from memc.ledger.operations import cast, fitted, operation, unary
-from memc.ledger.products import batched
+from memc.ledger.products import Weight, batched
 
 _INDEX = 8
 
@@ -14,6 +14,17 @@ _INDEX = 8
 def pixels(machine: Machine, count: int) -> Tensor:
     """Returns the images of the batch, `count` fp32 elements for each position."""
     return machine.outside(machine.names["unit"], count, 4, "pixels")
+
+
+@operation
+def convolved(machine: Machine, x: Tensor, weight: Weight) -> Tensor:
+    """Returns `x`, a product with `weight` that is a convolution in truth: it keeps the weight's copy too.
+
+    Source: derivatives.yaml convolution: input and weight are kept whatever needs a gradient.
+    """
+    if weight.trained and weight in machine.cache:
+        machine.save(x.node, machine.cache[weight])
+    return machine.keep(x)
 
 
 @operation

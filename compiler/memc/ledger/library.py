@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from memc.ledger import alibi, attention_kernels, biases, latent, losses, operations, products, routing, sinks
+from memc.ledger import (
+    alibi,
+    attention_kernels,
+    biases,
+    images,
+    latent,
+    losses,
+    math_attention,
+    operations,
+    pooling,
+    products,
+    routing,
+    sinks,
+)
 
 OPERATIONS = operations.OPERATIONS
 """Operations by the name that programs call them by."""
 
-MODULES = (operations, products, attention_kernels, routing, sinks, latent, biases, losses, alibi)
+MODULES = (
+    operations,
+    products,
+    attention_kernels,
+    math_attention,
+    alibi,
+    routing,
+    sinks,
+    latent,
+    biases,
+    images,
+    losses,
+    pooling,
+)
 """Where they are defined."""
 
 __all__ = ["MODULES", "OPERATIONS"]

@@ -20,6 +20,8 @@ class Place:
         source_unit: Shape variables of the positions of the stack that it attends to; empty without one.
         source_width: Elements of each of those.
         gives: Elements of its output that other stacks read, per position; 0 when none does.
+        images: Whether it puts features of images, which lie below it, into the stream.
+        follows: Whether what lies below it is no embedding though no layer of its stack does.
     """
 
     block: Block
@@ -30,11 +32,13 @@ class Place:
     source_unit: str = ""
     source_width: int = 0
     gives: int = 0
+    images: bool = False
+    follows: bool = False
 
     @property
     def rows(self) -> str:
-        """Shape variables of one sample's positions."""
-        return self.unit.removeprefix("B*")
+        """Shape variables of one sample's positions, or of one image's."""
+        return self.unit.partition("*")[2]
 
 
 _KNOWN: dict[int, tuple[ModelFacts, tuple[Place, ...]]] = {}
@@ -48,8 +52,42 @@ def places(model: ModelFacts) -> tuple[Place, ...]:
     return found[1]
 
 
+_ALIKE: dict[int, tuple[ModelFacts, tuple[tuple[int, ...], ...]]] = {}
+
+
+def alike_places(model: ModelFacts) -> tuple[tuple[int, ...], ...]:
+    """Returns the positions of layers among the places, those of one block and stack together, bottom first."""
+    found = _ALIKE.get(id(model))
+    if found is None or found[0] is not model:
+        alike: dict[str, list[int]] = {}
+        for at, place in enumerate(places(model)):
+            if place.index >= 0:
+                alike.setdefault(f"{id(place.block)} {place.unit} {place.source_unit}", []).append(at)
+        found = _ALIKE[id(model)] = (model, tuple(tuple(positions) for positions in alike.values()))
+    return found[1]
+
+
+_STACKS: dict[int, tuple[ModelFacts, tuple[tuple[int, int], ...]]] = {}
+
+
+def stack_ends(model: ModelFacts) -> tuple[tuple[int, int], ...]:
+    """Returns the positions of the lowest and the highest layer of every stack among the places."""
+    found = _STACKS.get(id(model))
+    if found is None or found[0] is not model:
+        ends: list[tuple[int, int]] = []
+        for at, place in enumerate(places(model)):
+            if place.index >= 0 and place.lowest:
+                ends.append((at, at))
+            elif place.index >= 0:
+                ends[-1] = (ends[-1][0], at)
+        found = _STACKS[id(model)] = (model, tuple(ends))
+    return found[1]
+
+
 def unit_of(stack: Stack) -> str:
-    """Returns the shape variables of a stack's positions: samples times tokens, or times what one image takes."""
+    """Returns the shape variables of a stack's positions: samples times tokens, or images times what one takes."""
+    if stack.sees is Sees.IMAGE:
+        return "I*P" if stack.positions_per_item is None else f"I*{stack.positions_per_item}"
     if stack.sees in (Sees.TEXT, Sees.SOURCE) or stack.positions_per_item is None:
         return "B*T"
     return f"B*{stack.positions_per_item}"
@@ -66,9 +104,13 @@ def _all_places(model: ModelFacts) -> list[Place]:
             if group.block not in known:
                 known[group.block] = group.block
             blocks += [known[group.block]] * group.count
+        skipped, blocks = blocks[len(blocks) - stack.unused_layers :], blocks[: len(blocks) - stack.unused_layers]
         unit = unit_of(stack)
         if stack.before is not None:
-            found.append(Place(stack.before, -1, True, True, unit))
+            place = Place(stack.before, -1, True, True, unit)
+            if source is not None and source.sees is Sees.IMAGE and "image_features" in stack.before.forward:
+                place = replace(place, images=True)
+            found.append(place)
         for number, block in enumerate(blocks):
             reads = source if block.cross_attention is not None else None
             found.append(
@@ -78,12 +120,16 @@ def _all_places(model: ModelFacts) -> list[Place]:
                     number == 0,
                     number == 0 and stack.before is None,
                     unit,
+                    follows=stack.before is not None and (found[-1].images or stack.sees is Sees.IMAGE),
                     source_unit="" if reads is None else unit_of(reads),
                     source_width=0 if reads is None else reads.hidden_size,
                 )
             )
             index += 1
-        if stack.after is not None:
+        index += len(skipped)
+        if stack.sees is Sees.IMAGE:
+            found += [Place(stack.after, -1, False, False, unit)] if stack.after is not None else []
+        elif stack.after is not None:
             found.append(Place(stack.after, -1, False, False, unit, gives=stack.hidden_size))
         elif stack.name:
             found.append(replace(found.pop(), gives=stack.hidden_size))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, TrainingConfig
+from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, Task, TrainingConfig
 from memc.facts.records import Component, Linear, ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.image_shapes import idle_params, lowest_block, running
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
 from memc.units import ceil_div
 
@@ -57,6 +58,8 @@ class ParamCounts:
 
 def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> ParamCounts:
     """Returns the element counts of a model under a method."""
+    seen = running(model, config)
+    idle, lowest = idle_params(model, config), lowest_block(seen)
     linears = _block_linears(model)
     norms = [(norm, group.count) for group in model.groups for norm in group.block.norms]
     layer_linears = sum(linear.weight_params * count for linear, count in linears)
@@ -71,10 +74,10 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             quantized=0,
             quantized_rows=0,
             adapters=0,
-            trainable=model.total_params,
+            trainable=model.total_params - idle,
             head=model.head_params,
             embedding=model.embedding_params,
-            lowest_layer=model.groups[0].block.params,
+            lowest_layer=lowest.params,
             tied_head=model.vocab_size * model.hidden_size if model.tied else 0,
             small_state=small + model.embedding_params,
             layer_linears=layer_linears,
@@ -88,7 +91,8 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         if linear.name in targets and linear.adaptable
         for side in (linear.in_features, linear.out_features)
     ]
-    adapters = sum(size * count for size, count in pairs)
+    saved = _saved_modules(model, config)
+    adapters = sum(size * count for size, count in pairs) + saved
     quantized, rows = _quantized(model, config) if config.method is Method.QLORA else (0, 0)
     return ParamCounts(
         total=model.total_params,
@@ -100,15 +104,28 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         embedding=0,
         lowest_layer=sum(
             rank * (linear.in_features + linear.out_features)
-            for linear in model.groups[0].block.linears
-            if linear.name in targets
+            for linear in lowest.linears
+            if linear.name in targets and linear.adaptable
         ),
         tied_head=0,
         small_state=sum(size * count for size, count in pairs if size < facts.adam8bit_min_params),
         layer_linears=layer_linears,
-        largest_tensor=max((size for size, _ in pairs), default=0),
+        largest_tensor=max([size for size, _ in pairs] + [saved]),
         largest_module=max(modules),
     )
+
+
+def _saved_modules(model: ModelFacts, config: TrainingConfig) -> int:
+    """Returns the elements of modules outside the blocks that train whole beside adapters, as copies of frozen ones.
+
+    Source: peft utils/other.py ModulesToSaveWrapper: the original stays, a deep copy trains.
+    """
+    assert config.lora is not None
+    if config.task is not Task.CLASSIFICATION or not config.lora.modules_to_save:
+        return 0
+    kept = {norm.name for norm in model.outer_norms if norm.name.partition(".")[0] not in config.lora.modules_to_save}
+    norms = sum(norm.params for norm in model.outer_norms if norm.name not in kept)
+    return norms + sum(linear.params for linear in model.outer_linears)
 
 
 def _quantized(model: ModelFacts, config: TrainingConfig) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from memc.ladder import with_micro_batch
 from memc.ledger.estimate import Estimator
 from memc.plan import Relaxation
 from memc.solver.frames import Totals
+from memc.solver.images import image_settings, image_tokens_of, image_tower
 from memc.solver.resolve import Question, host_bytes_for, resolve
 from memc.solver.search import Machine
 from memc.spec import LoadedSpec, Size, Spec
@@ -37,6 +38,7 @@ def relaxations(machine: Machine, rebuild: Rebuild, *, too_slow: bool) -> tuple[
     variations = _Variations(machine, rebuild)
     found = _time(machine) if too_slow else [*_memory(machine), *_host_not_given(variations)]
     found += _shorter(variations)
+    found += _smaller_images(variations)
     found += _smaller_batch(variations)
     found += _more_cards(variations)
     found += _other_methods(variations)
@@ -241,6 +243,33 @@ def _shorter(variations: _Variations) -> list[Relaxation]:
             now=str(data.max_length),
             needed=str(low * _SHORTEST),
             reason="the longest sequence that fits (in steps of 128)",
+        )
+    ]
+
+
+def _smaller_images(variations: _Variations) -> list[Relaxation]:
+    """Returns the most pixels of an image that fit, in steps of one token; nothing where images have one size."""
+    data, model = variations.spec.data, variations.question.model
+    tower = image_tower(model)
+    if tower is None or tower.patches is None or not image_tokens_of(data, model):
+        return []
+    _, now = image_settings(data, model)
+    step = (tower.patches.side * tower.patches.merge) ** 2
+    low, high = 0, now // step - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if variations.feasible(data={"image_pixels": middle * step}):
+            low = middle
+        else:
+            high = middle - 1
+    if not low:
+        return []
+    return [
+        Relaxation(
+            input="data.image_pixels",
+            now=str(now),
+            needed=str(low * step),
+            reason=f"the largest images that fit: {low} tokens each (max_pixels of the model's processor)",
         )
     ]
 

@@ -20,10 +20,12 @@ from memc.config import (
 )
 from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets
+from memc.facts.records import Objective
 from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, PreferenceSettings, RunSettings
 from memc.solver.combinations import refused_combinations
+from memc.solver.releases import broken_techniques, library_notes, unknown_releases
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
 from memc.solver.images import (
     image_assumptions,
@@ -156,6 +158,8 @@ def resolve(
         nvme_bytes=budget.nvme_bytes,
     )
     kept = _fulfilled(loaded, config, situation)
+    broken = broken_techniques(loaded, config, situation)
+    assumptions = (*assumptions, *library_notes(loaded), *dict.fromkeys(broken.values()))
     return Question(
         loaded=loaded,
         model=model,
@@ -163,7 +167,7 @@ def resolve(
         asked=config,
         situation=situation,
         frozen=_frozen(loaded) | {technique.dimension for technique in kept},
-        forbidden=frozenset(spec.ladder.forbid) | _ruled_out(loaded),
+        forbidden=frozenset(spec.ladder.forbid) | _ruled_out(loaded) | frozenset(broken),
         required=frozenset(spec.ladder.require) - {technique.name for technique in kept},
         budget=budget,
         given_samples=samples,
@@ -238,6 +242,7 @@ def run_settings(
         image=spec.launch.image or "",
         volume=spec.launch.volume or "",
         accelerator=spec.launch.accelerator or "",
+        libraries=tuple(sorted(spec.libraries.named.items())),
         dpo=_preference_settings(spec) if spec.task is Task.DPO else None,
     )
 
@@ -358,7 +363,8 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
     images, pixels = image_settings(spec.data, model)
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
     pairs = spec.task is Task.DPO
-    chunks = pairs or (spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid)
+    decodes = model.objective in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM)
+    chunks = pairs or (decodes and spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid)
     loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
     attentions = [group.block.attention for group in model.groups]
     capped = any(one.logit_softcap is not None or one.eager_only for one in attentions)
