@@ -91,12 +91,14 @@ class Answers:
         reading: What its sketch was read as.
         asked: The run as it was asked for; None when the sketch cannot be planned.
         open: The same with the choice left to memc.
+        folder: Where files may be written.
     """
 
     report: Mapping[str, Any]
     reading: Reading
     asked: Asked | None
     open: Asked | None
+    folder: Path
 
     @property
     def text(self) -> str:
@@ -109,7 +111,7 @@ def answered(report: Mapping[str, Any], folder: Path) -> Answers:
     reading = read(report, folder)
     asked = None if reading.asked is None else ask(reading.asked, folder / "asked")
     free = None if reading.open is None else ask(reading.open, folder / "open")
-    return Answers(report, reading, asked, free)
+    return Answers(report, reading, asked, free, folder)
 
 
 def ask(spec: Mapping[str, Any], folder: Path) -> Asked:

@@ -120,6 +120,11 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
     ),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),
     "zero-2-gradients-of-reused-modules": (_ZERO2, _zero(3), {"deepspeed": "0.19.3"}),
+    "second-copy-beside-offloaded-weights": (
+        _zero(3, hpz_partition=8, offload_param=Offload.CPU),
+        _zero(3, hpz_partition=8, offload_optimizer=Offload.CPU),
+        {},
+    ),
     "recomputation-adds-to-offload": (
         _zero(2, offload_optimizer=Offload.CPU),
         replace(_zero(2, offload_optimizer=Offload.CPU), checkpoint_every=0),

@@ -137,6 +137,8 @@ def _offload_param_why_not(where: Offload) -> Callable[[TrainingConfig, Situatio
             return "parameters are offloaded only after the optimizer"
         if config.world_size > 1 and zero.stage != 3:
             return "offloading parameters needs ZeRO stage 3"
+        if zero.hpz_partition > 1:
+            return "the second copy of hybrid sharding would lie in host memory too"
         if config.method is Method.QLORA:
             return "a 4-bit base is not partitioned by ZeRO-3"
         return None
