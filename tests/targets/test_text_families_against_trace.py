@@ -31,6 +31,8 @@ SIZES: dict[str, Any] = {
 }
 MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": 2048, "hidden_size": 256, "n_layer": 6, "n_head": 4},
+    "falcon": SIZES,
+    "falcon-new": {**SIZES, "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
 }
 CASES: dict[str, dict[str, Any]] = {
     "full": {"method": "full"},

@@ -75,6 +75,14 @@ def _softmax_backward(args: tuple[Any, ...]) -> Sequence[int]:
     return [args[0].numel() * args[0].element_size()]
 
 
+def _safe_softmax(args: tuple[Any, ...]) -> Sequence[int]:
+    """Returns which scores are minus infinity, one byte each, beside the probabilities.
+
+    Source: aten/src/ATen/native/transformers/attention.cpp, _safe_softmax.
+    """
+    return [args[0].numel()]
+
+
 def _embedding_backward(args: tuple[Any, ...]) -> Sequence[int]:
     """Returns sorted indices and the fp32 partial sums of repeated ones.
 
@@ -122,6 +130,7 @@ def kernel_buffers(card: Card) -> dict[Any, Kernel]:
         aten._scaled_dot_product_efficient_attention_backward.default: _efficient_backward,
         aten.sum.dim_IntList: partial(_sum, card.multiprocessors),
         aten._softmax_backward_data.default: _softmax_backward,
+        aten._safe_softmax.default: _safe_softmax,
         aten.embedding_dense_backward.default: _embedding_backward,
         aten._foreach_norm.Scalar: _foreach_norm,
     }

@@ -122,8 +122,10 @@ def attention(
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     if has_flash and is_half and attn_mask is None and width <= _FLASH_MAX_WIDTH and value.shape[-1] == width:
         return _flash(query, key, value, dropout_p, is_causal, factor)
-    if enable_gqa:
-        return _original_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=True)
+    if enable_gqa or (is_half and key.shape[1] != query.shape[1]):
+        return _original_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     bias = None if attn_mask is None else _bias(attn_mask, query, key)
     out: torch.Tensor = aten._scaled_dot_product_efficient_attention(
