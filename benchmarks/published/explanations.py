@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memc.config import Engine, Method, Offload, Precision, TrainingConfig
+from memc.config import Engine, Offload, TrainingConfig
 from memc.facts.records import Component
 
 from published.judging import Outcome
@@ -41,12 +41,6 @@ def _small(item: Outcome) -> bool:
     return item.metric is not Metric.ALLOCATED and (item.published_bytes or 0) < _SMALL_BYTES
 
 
-def _autocast_16bit_loss(item: Outcome) -> bool:
-    assert item.pinned is not None
-    lora = _config(item).method is not Method.FULL
-    return bool(lora and item.pinned.model.model_type == "gpt_bigcode" and _config(item).precision is Precision.BF16)
-
-
 def _experts(item: Outcome) -> bool:
     assert item.pinned is not None
     blocks = [group.block for group in item.pinned.model.groups]
@@ -62,7 +56,6 @@ _EXPLANATIONS: tuple[tuple[Callable[[Outcome], bool], str], ...] = (
     (_offloads, "when shards come from the host and go back is not modelled"),
     (_near_capacity, "near the card's size, cached segments are given back and asked for again in an order not known"),
     (_small, "segments of loading, which are still held, are no small part of so little"),
-    (_autocast_16bit_loss, "this family's loss keeps more copies of the logits under autocast than its code explains"),
     (_experts, "experts were linears of their own in that version; they are priced as one grouped product"),
     (_litgpt_sharded, "whether the sharded model's output is turned to fp32 is not known"),
     (lambda item: item.metric is not Metric.ALLOCATED, "order and sizes of allocations are replayed, not traced"),

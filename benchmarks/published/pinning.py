@@ -66,11 +66,11 @@ def pin(record: Record) -> Pinned:
     sharding = read_sharding(record)
     optimizer_offload, param_offload = read_offload(record)
     precision, base = read_precision(record, method)
-    if precision is Precision.BF16_PURE:  # autocast runs the loss in fp32 whatever the model hands it
-        software = for_family(software, model.model_type)
     micro_batch, length = read_shape(record)
     gpus, nodes = _cards(record, sharding)
     checkpoint_every = read_checkpointing(record)
+    autocast = precision in (Precision.BF16, Precision.FP16)
+    software = for_family(software, model.model_type, autocast=autocast, checkpointed=checkpoint_every > 0)
     quantization, double = Quantization.NF4, True
     if method is Method.QLORA:
         quantization, double = read_quantization(record)

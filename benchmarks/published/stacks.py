@@ -85,15 +85,24 @@ def read_software(record: Record) -> Software:
     )
 
 
-def for_family(software: Software, model_type: str) -> Software:
-    """Returns the software with what its version of transformers does for a model family."""
+def for_family(software: Software, model_type: str, *, autocast: bool, checkpointed: bool) -> Software:
+    """Returns the software with what its version of transformers does for a model family.
+
+    Args:
+        software: What ran.
+        model_type: The family.
+        autocast: Whether the loss runs under autocast, in fp32 whatever the model hands it.
+        checkpointed: Whether layers are.
+    """
     padded = _version(str(load_fact("transformers.labels_padded_since").value))
-    families = str(load_fact("transformers.families_with_16bit_loss").value).split()
     if software.transformers is None or padded is None or software.transformers >= padded:
         return software
-    if model_type not in families:
-        return software
-    return replace(software, stack=replace(software.stack, logits_upcast=False))
+    stack = software.stack
+    if model_type in str(load_fact("transformers.families_with_16bit_loss").value).split():
+        stack = replace(stack, narrow_shift=True) if autocast else replace(stack, logits_upcast=False)
+    if checkpointed and model_type in str(load_fact("transformers.families_caching_under_checkpointing").value).split():
+        stack = replace(stack, keeps_keys=True)
+    return replace(software, stack=stack)
 
 
 def _stack(record: Record, entry: Mapping[str, Any], version: tuple[int, ...] | None) -> Stack:

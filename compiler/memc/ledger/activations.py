@@ -460,8 +460,11 @@ def _reference(
 
 def _final_norm(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
     """Books what the norm before the head keeps, for losses that have entries of their own."""
-    size = (4 + (mode.types.stream if mode.trains else 0)) * model.hidden_size * config.micro_batch_tokens
+    stream, tokens = mode.types.stream, config.micro_batch_tokens
+    size = (4 + (stream if mode.trains else 0)) * model.hidden_size * tokens
     text = f"fp32 input{' and normalised rows' if mode.trains else ''} of the norm before the head"
+    if model.final_norm.kind == "layer" and not mode.types.autocast:
+        size, text = stream * model.hidden_size * tokens, f"{stream} B input of the layer norm before the head"
     bill.add("final-norm", Account.ACTIVATIONS, size, Moment.LOSS, lambda: text, _SOURCE)
 
 

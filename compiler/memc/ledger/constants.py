@@ -37,6 +37,9 @@ class Stack:
         logits_kept: Whether the 16-bit logits live beside that copy until the forward ends.
         logits_stay: Whether the program holds what the loss read while backward runs.
         shifted_copy: Whether the logits are copied once more without the last position of each sample.
+        narrow_shift: Whether that copy is made of the 16-bit logits, which autocast turns to fp32 afterwards.
+        keeps_keys: Whether checkpointed layers hand out the product that holds keys and values, for a cache that
+            nobody reads.
         fused_norm: Whether norms run as one kernel that keeps its input only.
         fused_swiglu: Whether the gate's activation and its product with the other branch run as one kernel.
         fused_rotary: Whether rotary embedding is applied in place.
@@ -48,6 +51,8 @@ class Stack:
     logits_kept: bool = True
     logits_stay: bool = False
     shifted_copy: bool = False
+    narrow_shift: bool = False
+    keeps_keys: bool = False
     fused_norm: bool = False
     fused_swiglu: bool = False
     fused_rotary: bool = False

@@ -54,7 +54,7 @@ def dtypes(config: TrainingConfig) -> Dtypes:
         trained = base if full else adapter
         return _types(weight=base, stream=base, trained=trained, state=trained)
     if config.engine is Engine.FSDP:
-        return _types(weight=2, stream=2, trained=2, state=4, stored=4)
+        return _types(weight=2, stream=2, trained=2, state=4, stored=4, autocast=True)
     trained = base if full else adapter
     return _types(weight=base, stream=base, trained=trained, state=trained, autocast=True)
 

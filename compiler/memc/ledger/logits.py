@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.config import TrainingConfig
+from memc.config import Method, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import CrossEntropy, Stack
 from memc.ledger.dtypes import Dtypes, dtypes
@@ -28,13 +28,16 @@ def stack_loss_entries(model: ModelFacts, config: TrainingConfig, stack: Stack) 
 def _whole(model: ModelFacts, config: TrainingConfig, stack: Stack) -> list[Entry]:
     """Returns logits that exist for all tokens at once, in the forward or the backward of the loss, whichever is more.
 
+    What layers hand out for a cache lives until the model returns: beside the forward of the loss alone.
+
     Source: transformers loss_utils.ForCausalLMLoss and its predecessors in modelling files; torch log_softmax and
         nll_loss backward; a fused kernel writes the gradient over its input.
     """
     types, tokens, vocab = dtypes(config), config.micro_batch_tokens, model.vocab_size
     forward, backward = _forward_logit_bytes(types, stack), _backward_logit_bytes(types, stack)
     hidden = types.stream * model.hidden_size * tokens
-    while_forward = forward * tokens * vocab + hidden
+    keys = _handed_out_bytes(model, config, stack)
+    while_forward = forward * tokens * vocab + hidden + keys
     while_backward = backward * tokens * vocab + (hidden if config.lora is None else 0)
     in_forward = while_forward >= while_backward
     text = _forward_text(types, stack) if in_forward else _backward_text(types, stack)
@@ -57,21 +60,49 @@ def _whole(model: ModelFacts, config: TrainingConfig, stack: Stack) -> list[Entr
             f"{types.stream} B x hidden {model.hidden_size} x {tokens} tokens that the head reads",
             "torch linear",
         ),
+        gpu_entry(
+            "handed-out-keys",
+            Account.ACTIVATIONS,
+            keys if in_forward else 0,
+            _LOSS,
+            f"{keys // tokens} B x {tokens} tokens: products of all layers of which keys and values are views",
+            "transformers 4.48.1 modeling_gpt_bigcode.py: present = key_value, a view of c_attn's output",
+        ),
     ]
+
+
+def _handed_out_bytes(model: ModelFacts, config: TrainingConfig, stack: Stack) -> int:
+    """Returns the joint products of query, key and value of all layers where a model hands out views of them.
+
+    A 4-bit linear gives its input's type, and torch's layer norm gives fp32 under autocast.
+    Source: bitsandbytes nn/modules.py Linear4bit.forward, out.to(inp_dtype); autocast's fp32 list, layer_norm.
+    """
+    if not stack.keeps_keys:
+        return 0
+    types, total = dtypes(config), 0
+    for group in model.groups:
+        block = group.block
+        normed = bool(block.norms) and block.norms[0].kind == "layer"
+        wide = types.autocast and normed and config.method is Method.QLORA
+        width = block.attention.query_width + 2 * block.attention.key_width
+        total += group.count * (4 if wide else types.compute) * width
+    return total * config.micro_batch_tokens
 
 
 def _forward_logit_bytes(types: Dtypes, stack: Stack) -> int:
     wide = 4 if stack.logits_upcast else types.compute
     first = types.compute if types.compute != wide and stack.logits_kept else 0
-    copies = 1 + stack.shifted_copy + (stack.cross_entropy is CrossEntropy.TORCH)
-    return first + copies * wide
+    copies = 1 + (stack.cross_entropy is CrossEntropy.TORCH)
+    shift = (types.compute if stack.narrow_shift else wide) if stack.shifted_copy else 0
+    return first + shift + copies * wide
 
 
 def _forward_text(types: Dtypes, stack: Stack) -> str:
     wide = 4 if stack.logits_upcast else types.compute
     parts = [f"{types.compute} B logits"] if types.compute != wide and stack.logits_kept else []
     parts.append(f"{wide} B " + ("fp32 copy" if types.compute != wide else "logits"))
-    parts += [f"{wide} B shifted copy"] if stack.shifted_copy else []
+    shift = types.compute if stack.narrow_shift else wide
+    parts += [f"{shift} B shifted copy"] if stack.shifted_copy else []
     parts += [f"{wide} B log-softmax"] if stack.cross_entropy is CrossEntropy.TORCH else []
     return " + ".join(parts)
 
@@ -85,7 +116,9 @@ def _gradient_bytes(types: Dtypes, stack: Stack) -> int:
     wide = 4 if stack.logits_upcast else types.compute
     if stack.cross_entropy is CrossEntropy.TORCH:
         return 3 * wide
-    return 2 * wide if stack.shifted_copy else wide + (types.compute if types.compute != wide else 0)
+    if stack.shifted_copy and not stack.narrow_shift:
+        return 2 * wide
+    return wide + (types.compute if types.compute != wide else 0)
 
 
 def _staying_bytes(types: Dtypes, stack: Stack) -> int:
@@ -101,7 +134,7 @@ def _backward_text(types: Dtypes, stack: Stack) -> str:
     first = f"{staying} B logits of the output + " if staying else ""
     if stack.cross_entropy is CrossEntropy.TORCH:
         return f"{first}{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"
-    if stack.shifted_copy:
+    if stack.shifted_copy and not stack.narrow_shift:
         return f"{first}{wide} B gradient in place of the shifted copy + {wide} B gradient of the logits"
     cast = f" + {types.compute} B cast" if types.compute != wide else ""
     return f"{first}{wide} B gradient in place of the logits{cast}"
