@@ -231,6 +231,18 @@ def _precisions(statements: Statements) -> Iterator[Remark]:
         ]
         if both[0] and both[1]:
             yield _differs(both[0][0], both[1][0], "switch one of the two off", why=": one 16-bit type can be used")
+    for one, other in (("bf16", "fp16"), ("fp16", "bf16")):
+        engine, asked = (
+            next((i for i in statements.all(name) if i.kind is kind and i.value is True and not i.default), None)
+            for name, kind in ((one, Kind.DEEPSPEED), (other, Kind.ARGUMENTS))
+        )
+        if engine is not None and asked is not None:
+            yield _differs(
+                engine,
+                asked,
+                f"write {one}.enabled: auto in the DeepSpeed file, and {other}.enabled: auto",
+                why=": one 16-bit type can be used",
+            )
     mixed = next(iter(statements.all("mixed_precision")), None)
     if mixed is None or str(mixed.value).lower() not in ("bf16", "fp16", "no"):
         return
@@ -240,14 +252,23 @@ def _precisions(statements: Statements) -> Iterator[Remark]:
             if item.kind not in (Kind.ARGUMENTS, Kind.DEEPSPEED) or item.default or item.value is not True:
                 continue
             if name != wanted:
-                weight = Weight.WARNING if item.kind is Kind.ARGUMENTS else Weight.ERROR
                 counts = f": {item.key} counts" if item.kind is Kind.ARGUMENTS else ": two precisions for one step"
-                yield _differs(mixed, item, f"write mixed_precision: {name}, or remove it", weight=weight, why=counts)
+                yield _differs(mixed, item, f"write mixed_precision: {name}, or remove it", why=counts)
                 return
 
 
 def _schedulers(statements: Statements) -> Iterator[Remark]:
-    """Yields a remark when DeepSpeed's JSON has a scheduler and the arguments ask for another kind."""
+    """Yields remarks when DeepSpeed's JSON has an optimizer or scheduler and the arguments ask for another kind."""
+    owner, optimizer = (next(iter(statements.all(name)), None) for name in ("engine_optimizer", "optimizer"))
+    other = optimizer is not None and not str(optimizer.value).lower().startswith("adamw_torch")
+    if owner is not None and optimizer is not None and other and not same(owner.value, optimizer.value):
+        yield _differs(
+            owner,
+            optimizer,
+            f"remove the optimizer from {owner.place.path.name}, or remove {optimizer.key}",
+            weight=Weight.WARNING,
+            why=": DeepSpeed's optimizer counts",
+        )
     engine = next(iter(statements.all("engine_scheduler")), None)
     asked = next((item for item in statements.all("scheduler") if item.kind is Kind.ARGUMENTS), None)
     if engine is None or asked is None:

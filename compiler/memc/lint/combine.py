@@ -31,6 +31,7 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
     "precision": ("bf16", "fp16", "mixed_precision"),
     "checkpoint_every": ("activation_checkpointing",),
     "saves": ("save_strategy", "save_steps"),
+    "collects_logits": ("trainer",),
     "evaluates": ("eval_strategy", "do_eval", "eval_steps"),
     "offload": ("offload_optimizer", "offload_param"),
     "checkpointing_twice": ("activation_checkpointing", "fsdp_checkpointing"),
@@ -43,6 +44,7 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
     "engine": ("engine", "zero_stage"),
     "offload_param": ("offload_param", "fsdp_offload"),
     "model_type": ("model",),
+    "tokens_beyond_positions": ("max_length",),
     "wraps_by_class": ("wrap_policy",),
 }
 """Statements that a value is made of, where they have other names than it."""
@@ -263,6 +265,8 @@ def _of_files(context: Context, method: str | None, engine: str | None) -> dict[
         "auto_find_batch_size": statements.value("auto_find_batch_size"),
         "save_only_model": statements.value("save_only_model"),
         "load_best_model_at_end": statements.value("load_best_model_at_end"),
+        "collects_logits": _collects_logits(statements),
+        "state_dict_type": statements.value("state_dict_type"),
         "strategies_differ": _strategies_differ(statements),
     }
 
@@ -372,6 +376,19 @@ def _wraps_by_class(statements: Statements, engine: str | None) -> bool | None:
         return None
     policy = str(statements.value("wrap_policy") or "").upper()
     return policy not in ("", "NO_WRAP") or statements.first("wrap_class") is not None
+
+
+def _collects_logits(statements: Statements) -> bool | None:
+    """Whether a script asks for metrics of the predictions, and lets them pile up on the GPU."""
+    asked = any(
+        document.has("trainer_arguments", "compute_metrics")
+        and not document.has("trainer_arguments", "preprocess_logits_for_metrics")
+        for document in statements.of(Kind.SCRIPT)
+    )
+    arguments = statements.of(Kind.ARGUMENTS)
+    moved = any(document.has("eval_accumulation_steps") or document.has("batch_eval_metrics") for document in arguments)
+    only_loss = any(document.value("prediction_loss_only") is True for document in arguments)
+    return (asked and not moved and not only_loss) if statements.of(Kind.SCRIPT) else None
 
 
 def _strategies_differ(statements: Statements) -> bool | None:

@@ -187,7 +187,8 @@ def _unknown(
         return None
     package = reader.tables[0].package
     what = "stops at it" if reader.strict else "passes over it in silence"
-    message = f"{reader.who} of {package} {versions[package]} knows no {written}, and {what}"
+    who = package if reader.who.lower() == package else f"{reader.who} of {package}"
+    message = f"{who} {versions[package]} knows no {written}, and {what}"
     spelt = (
         close
         if written == name or not reader.prefix

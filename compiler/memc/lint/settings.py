@@ -64,7 +64,7 @@ class Table:
 
     def known(self, version: str) -> tuple[str, ...]:
         """Returns every name that the version knows."""
-        return tuple(name for name in self.names if self.has(name, version))
+        return _known(self.key, version)
 
     def default(self, name: str, version: str) -> Any:
         """Returns a name's default; None when it has none, is unknown, or has one that is no plain value."""
@@ -86,6 +86,12 @@ class Table:
         """Returns the last version that was read and has the name; empty when the newest has it."""
         entry = self.names.get(name) or {}
         return str(entry["spans"][-1][1]) if "spans" in entry and entry["spans"][-1][1] != self.versions[-1] else ""
+
+
+@cache
+def _known(key: str, version: str) -> tuple[str, ...]:
+    held = table(key)
+    return tuple(name for name in held.names if held.has(name, version))
 
 
 def _minor(version: str) -> tuple[int, ...]:

@@ -70,6 +70,7 @@ lora_r lora_rank
 lora_alpha lora_alpha
 lora_target_modules target_modules
 lora_modules_to_save modules_to_save
+fsdp_transformer_layer_cls_to_wrap wrap_class
 """)
 AXOLOTL = _paths("""
 learning_rate learning_rate

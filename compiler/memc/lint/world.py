@@ -69,7 +69,12 @@ def _available(context: Context) -> Iterator[Remark]:
         f"{started.key} starts {started.value} processes in all, but {source} give {nodes or 1} "
         f"{'node' if (nodes or 1) == 1 else 'nodes'} of {cards} GPUs: {total}"
     )
-    hint = f"write {started.key} for {total} processes: num_processes counts all nodes, nproc_per_node one node"
+    per_node = started.kind is Kind.LAUNCH and started.key in ("nproc_per_node", "num_gpus", "include")
+    hint = (
+        f"start {cards} processes on each of {nodes or 1} nodes (nnodes, nproc_per_node)"
+        if per_node
+        else f"write {started.key}: {total}, which counts the processes of all nodes"
+    )
     yield Remark(
         code="world-size",
         weight=Weight.ERROR if started.value > total or (nodes or 1) > 1 else Weight.WARNING,
@@ -125,6 +130,19 @@ def _several_machines(statements: Statements) -> Iterator[Remark]:
             others=() if launcher is None else (nodes.place,),
         )
         return
+    for document in (*accelerate, *statements.of(Kind.LAUNCH)):
+        for name in ("main_process_ip", "master_addr"):
+            if str(document.value(name)).lower() in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):
+                message = f"{name} is {document.value(name)}, where every one of {nodes.value} machines finds itself"
+                yield Remark(
+                    code="no-rendezvous",
+                    weight=Weight.ERROR,
+                    message=message,
+                    place=document.place(name),
+                    hint="write the address of the first machine",
+                    others=(nodes.place,),
+                )
+                return
     for document in (*statements.of(Kind.LAUNCH), *(accelerate if not statements.of(Kind.LAUNCH) else ())):
         if not _meets(document, statements):
             message = (

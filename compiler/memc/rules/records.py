@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 
@@ -112,6 +113,7 @@ def _satisfies(release: tuple[int, ...], clause: str) -> bool:
     raise ValueError(f"{clause!r} is no version range")
 
 
+@cache
 def release_of(version: str) -> tuple[int, ...]:
     """Returns the numbers of a version, trailing zeros left out so that 1.0 equals 1."""
     numbers = []
