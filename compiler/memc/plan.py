@@ -54,6 +54,7 @@ class RunSettings:
         image: Container image; empty without one.
         volume: Kubernetes claim of the volume that holds the data; empty without one.
         accelerator: What SkyPilot calls the card; empty without.
+        libraries: Package and release where the spec names one; the others are those that memc plans with.
         dpo: The loss of preference training; None for other tasks.
     """
 
@@ -84,6 +85,7 @@ class RunSettings:
     volume: str = ""
     accelerator: str = ""
     dpo: PreferenceSettings | None = None
+    libraries: tuple[tuple[str, str], ...] = ()
 
 
 class Verdict(StrEnum):

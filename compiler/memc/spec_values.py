@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ MAX_USD = 1e9
 MAX_TEXT = 4096
 MAX_UNIT_TEXT = 40
 CANONICAL = "canonical"
+_RELEASE = r"[0-9]+(\.[0-9]+){1,3}((\.post|rc|\.dev)[0-9]+)?"
 
 
 class Objective(StrEnum):
@@ -228,6 +230,20 @@ def check_line(value: str) -> str:
     return check_text(value)
 
 
+def check_version(value: object) -> object:
+    """Returns `value` without blanks around it when it is one release, as a package index names it.
+
+    Raises:
+        PydanticCustomError: A number, which has lost its zeros (0.10 is 0.1), a range, or no version.
+    """
+    if isinstance(value, str) and re.fullmatch(_RELEASE, value.strip()):
+        return value.strip()
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    shown = f"the number {value}" if number else shown_value(value)
+    hint = f'write it in quotes, with its zeros: "{value}"' if number else "write one release, for example 4.57.1"
+    raise fault("spec-version", f"a version must be one release as text, got {shown}", hint)
+
+
 def check_unique(values: tuple[str, ...]) -> tuple[str, ...]:
     """Returns `values` unchanged when none stands twice.
 
@@ -311,6 +327,11 @@ RunLimitField = Annotated[
 
 Text = Annotated[str, Field(strict=True, max_length=MAX_TEXT), AfterValidator(check_text)]
 Line = Annotated[str, Field(strict=True, max_length=MAX_TEXT), AfterValidator(check_line)]
+Version = Annotated[
+    str,
+    BeforeValidator(check_version),
+    WithJsonSchema({"type": "string", "pattern": rf"^\s*{_RELEASE}\s*$"}),
+]
 Names = Annotated[tuple[Text, ...], Field(max_length=200), AfterValidator(check_unique)]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]

@@ -72,14 +72,19 @@ def launch_nodes(folder: Path, start: Path, *arguments: str, nodes: int) -> list
     return [Outcome(status=process.returncode, text=text) for process, text in zip(running, texts, strict=True)]
 
 
-def launch(folder: Path, start: Path, *arguments: str, timeout_seconds: int = 1200) -> Outcome:
+def launch(
+    folder: Path, start: Path, *arguments: str, timeout_seconds: int = 1200, file_kib: int | None = None
+) -> Outcome:
     """Returns how `launch.sh --device cpu` ended, started from the folder `start`.
+
+    With `file_kib`, no file can become larger: what a full disk does, at a known place.
 
     Warnings of the libraries are theirs; the run is judged by its status and by what it wrote.
     """
     start.mkdir(exist_ok=True)
+    limit = "" if file_kib is None else f"ulimit -f {file_kib}; "
     with subprocess.Popen(
-        ["bash", str(folder / "launch.sh"), "--device", "cpu", *arguments],
+        ["bash", "-c", limit + 'exec bash "$@"', "bash", str(folder / "launch.sh"), "--device", "cpu", *arguments],
         cwd=start,
         env=framework_environment(),
         stdout=subprocess.PIPE,

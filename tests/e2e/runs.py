@@ -137,17 +137,18 @@ CHOSEN = (
 """Runs of every `make test`: one of each engine, method, precision, kind of rows and way to save memory."""
 
 
-def write_rows(path: Path, kind: str, count: int, *, distinct: int) -> None:
+def write_rows(path: Path, kind: str, count: int, *, distinct: int, repeated: int = 1) -> None:
     """Writes `count` rows of a kind: the first `distinct` real instructions, again and again.
 
-    With few of them every batch holds much the same, so that four steps show a loss that falls.
+    Text of a row can be `repeated`. With few rows every batch holds much the same, so that four steps show a loss that
+    falls.
     """
     chats = [json.loads(line)["messages"] for line in DATA.read_text(encoding="utf-8").splitlines()][:distinct]
     chats = [chats[number % len(chats)] for number in range(count)]
     turns = [(chat[-2]["content"], chat[-1]["content"]) for chat in chats]
     rows: list[dict[str, Any]] = {
         "pair": [{"prompt": question, "completion": answer} for question, answer in turns],
-        "text": [{"text": f"{question}\n{answer}"} for question, answer in turns],
+        "text": [{"text": f"{question}\n{answer}\n" * repeated} for question, answer in turns],
     }.get(kind) or [{"messages": chat} for chat in chats]
     if kind == "parquet":
         import pyarrow

@@ -155,25 +155,25 @@ def test_a_first_loss_that_no_trained_model_has_stops_the_run(sft: ModuleType) -
 @pytest.mark.parametrize(
     ("failure", "found"),
     [
-        (OSError(28, "No space left on device"), True),
-        (RuntimeError("I/O error: File too large (os error 27)"), True),
-        (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0: file write failed"), True),
-        (RuntimeError("shapes do not match"), False),
+        (OSError(28, "No space left on device"), "could not write to"),
+        (RuntimeError("I/O error: File too large (os error 27)"), "could not write to"),
+        (RuntimeError("[enforce fail] PytorchStreamWriter failed writing file data/0"), "could not write to"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.1.1]:3"), "another process"),
+        (RuntimeError("shapes do not match"), None),
     ],
 )
-def test_a_full_disk_is_told_from_other_failures(sft: ModuleType, failure: Exception, found: bool) -> None:
-    assert (sft.disk_failure(failure) is not None) is found
+def test_known_failures_say_what_to_do(sft: ModuleType, tmp_path: Path, failure: Exception, found: str | None) -> None:
     later = ValueError("later")
     later.__context__ = failure
-    assert (sft.disk_failure(later) is not None) is found
-
-
-def test_a_full_disk_says_what_to_do(sft: ModuleType, tmp_path: Path) -> None:
-    message = sft.disk_message(str(tmp_path / "runs"), "No space left on device")
-    assert "GiB are free there" in message
-    assert "no checkpoint is complete" in message
+    for raised in (failure, later):
+        message = sft.known_failure(raised, str(tmp_path / "runs"))
+        assert message.startswith(found) if found else message is None
+        if found:
+            assert " ".join(str(failure).split()) in message
+            assert "no checkpoint is complete" in message
     whole = checkpoint(tmp_path / "runs", 4, sft)
-    assert sft.disk_message(str(tmp_path / "runs"), "x").endswith(f"goes on from {whole}")
+    message = sft.known_failure(failure, str(tmp_path / "runs"))
+    assert found is None or message.endswith(f"`bash launch.sh --resume` goes on from {whole}")
 
 
 def test_offload_needs_the_planned_host_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

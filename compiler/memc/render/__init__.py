@@ -18,6 +18,7 @@ from memc.render.readback import (
     check_yaml,
     check_yaml_documents,
 )
+from memc.render.releases import requirements
 from memc.render.schedulers import (
     KUBERNETES,
     SBATCH,
@@ -72,7 +73,9 @@ def render(plan: Plan, *, spec_name: str, command: str) -> dict[str, str]:
     check_python(TRAIN, files[TRAIN], named)
     files[LAUNCH] = _text("launch/launch.sh.j2", header, **launcher_branches(plan.config))
     check_shell(LAUNCH, files[LAUNCH])
-    files[REQUIREMENTS] = _text("requirements/requirements.txt.j2", header, **requirement_branches(plan.config))
+    files[REQUIREMENTS] = _text(
+        "requirements/requirements.txt.j2", header, **requirement_branches(plan.config), asked=requirements(plan.run)
+    )
     for name in (ACCELERATE, TRAIN, LAUNCH, REQUIREMENTS):
         check_comment_header(name, files[name], lines)
 

@@ -19,6 +19,7 @@ from memc.config import (
 from memc.plan import Plan
 from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
 from memc.render.sharding import checkpoints_in_plugin
+from memc.render.releases import argument_branches
 
 _MIXED_PRECISION = {
     Precision.BF16: "bf16",
@@ -132,6 +133,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         "DOUBLE_QUANTIZATION": config.double_quantization,
         "GRADIENT_AS_BUCKET_VIEW": config.gradient_as_bucket_view,
         "summary": _summary(config),
+        **argument_branches(plan.run),
     }
 
 

@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from memc.config import LoraConfig, Method, Reference, TrainingConfig
 from memc.errors import Diagnostic
-from memc.facts import GpuFacts, ModelFacts, load_fact
+from memc.facts import GpuFacts, ModelFacts
 from memc.rules import Severity, broken_rules, facts_of, message
+from memc.solver.releases import PlannedVersions
 from memc.spec import LoadedSpec
-
-_PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes")
-
-
-class PlannedVersions(Mapping[str, str]):
-    """The version of each package that a folder is planned for; a fact is read only when a rule asks for it."""
-
-    def __getitem__(self, name: str) -> str:
-        if name not in _PACKAGES:
-            raise KeyError(name)
-        return str(load_fact(f"stack.{name}").value)
-
-    def __contains__(self, name: object) -> bool:
-        return name in _PACKAGES
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(_PACKAGES)
-
-    def __len__(self) -> int:
-        return len(_PACKAGES)
-
-
-_VERSIONS = PlannedVersions()
 
 
 def refused_combinations(
@@ -49,12 +27,13 @@ def refused_combinations(
     """
     found = []
     by_method = []
+    versions = PlannedVersions(loaded.spec.libraries.named)
     for method in loaded.spec.methods:
         adapters = None if method is Method.FULL else config.lora or lora
         off = Reference.NONE if config.reference is Reference.NONE else Reference.ADAPTERS_OFF
         reference = off if adapters is not None else config.reference
         values = facts_of(replace(config, method=method, lora=adapters, reference=reference), model, gpu)
-        by_method.append((values, broken_rules(values, _VERSIONS, (Severity.ERROR,))))
+        by_method.append((values, broken_rules(values, versions, (Severity.ERROR,))))
     values, rules = by_method[0]
     for rule in rules:
         if all(rule in others for _, others in by_method):
@@ -63,10 +42,12 @@ def refused_combinations(
     return found
 
 
-def combination_warnings(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> list[str]:
-    """Returns the sentences of all rules that warn of a configuration."""
+def combination_warnings(
+    config: TrainingConfig, model: ModelFacts, gpu: GpuFacts, libraries: Mapping[str, str]
+) -> list[str]:
+    """Returns the sentences of all rules that warn of a configuration; `libraries` are releases that the spec names."""
     values = facts_of(config, model, gpu)
-    rules = broken_rules(values, _VERSIONS, (Severity.WARNING,))
+    rules = broken_rules(values, PlannedVersions(libraries), (Severity.WARNING,))
     return [f"{message(rule, values)}: {rule.fix} ({rule.id})" for rule in rules]
 
 

@@ -25,7 +25,6 @@ from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, PreferenceSettings, RunSettings
 from memc.solver.combinations import refused_combinations
-from memc.solver.releases import broken_techniques, library_notes, unknown_releases
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
 from memc.solver.images import (
     image_assumptions,
@@ -35,6 +34,7 @@ from memc.solver.images import (
     sequence_tokens,
 )
 from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
+from memc.solver.releases import broken_notes, broken_techniques, library_notes, unknown_releases
 from memc.units import ceil_div, format_gib
 
 _RESERVE_PART = 50
@@ -159,7 +159,7 @@ def resolve(
     )
     kept = _fulfilled(loaded, config, situation)
     broken = broken_techniques(loaded, config, situation)
-    assumptions = (*assumptions, *library_notes(loaded), *dict.fromkeys(broken.values()))
+    assumptions = (*assumptions, *library_notes(loaded), *broken_notes(broken))
     return Question(
         loaded=loaded,
         model=model,
@@ -255,7 +255,7 @@ def _preference_settings(spec: Spec) -> PreferenceSettings:
 def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> list[Diagnostic]:
     """Returns what the spec asks and the facts forbid."""
     spec, pin = loaded.spec, loaded.spec.pin
-    found: list[Diagnostic] = []
+    found: list[Diagnostic] = unknown_releases(loaded)
 
     def add(field: str, code: str, message: str, hint: str) -> None:
         found.append(loaded.diagnostic(field, code, message, hint))

@@ -72,7 +72,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
-    found += combination_warnings(config, question.model, question.gpu)
+    found += combination_warnings(config, question.model, question.gpu, question.loaded.spec.libraries.named)
     if config.attention is Attention.EAGER:
         found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
     found += [technique.boundary for technique in chosen.techniques if technique.rung >= _STATED_FROM_RUNG]

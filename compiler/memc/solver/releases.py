@@ -1,0 +1,98 @@
+"""Releases of libraries: those a folder is planned for, which memc knows, and what is broken in one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from memc.config import TrainingConfig
+from memc.errors import Diagnostic
+from memc.facts import load_fact
+from memc.ladder import LADDER
+from memc.ladder.technique import Situation
+from memc.rules import Rule, Severity, broken_rules, facts_of, message
+from memc.rules.records import in_range
+from memc.spec import LoadedSpec
+
+_PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes", "datasets")
+
+
+class PlannedVersions(Mapping[str, str]):
+    """The release of each package that a folder is planned for; a fact is read only when a rule asks for it."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self._named = named
+
+    def __getitem__(self, name: str) -> str:
+        if name not in _PACKAGES:
+            raise KeyError(name)
+        return self._named.get(name) or str(load_fact(f"stack.{name}").value)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _PACKAGES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PACKAGES)
+
+    def __len__(self) -> int:
+        return len(_PACKAGES)
+
+
+def unknown_releases(loaded: LoadedSpec) -> list[Diagnostic]:
+    """Returns a diagnostic for each release that is outside of what memc knows of its package."""
+    found = []
+    for package, release in loaded.spec.libraries.named.items():
+        known = str(load_fact(f"stack.{package}_known").value)
+        if not in_range(release, known):
+            tested = load_fact(f"stack.{package}").value
+            text = f"{package} {release} is outside of what memc knows, {known}: its names and defaults were not read"
+            hint = f"write a release in {known}, or remove the line to plan with {tested}"
+            found.append(loaded.diagnostic(f"libraries.{package}", "library-unknown", text, hint))
+    return found
+
+
+def library_notes(loaded: LoadedSpec) -> list[str]:
+    """Returns a sentence for the releases whose names were read, but with which nothing was run."""
+    untried = [
+        f"{package} {release}"
+        for package, release in loaded.spec.libraries.named.items()
+        if not in_range(release, str(load_fact(f"stack.{package}_range").value))
+    ]
+    if not untried:
+        return []
+    return [f"bytes are those of the releases memc plans with; names and defaults follow {', '.join(untried)}"]
+
+
+def broken_techniques(loaded: LoadedSpec, asked: TrainingConfig, situation: Situation) -> dict[str, str]:
+    """Returns the techniques that a release named in the spec does not do right, each with what is wrong."""
+    named = loaded.spec.libraries.named
+    if not named:
+        return {}
+    versions, found = PlannedVersions(named), {}
+    for technique in LADDER:
+        for start in (asked, replace(asked, checkpoint_every=1)):
+            if technique.why_not(start, situation) is None:
+                after = technique.apply(start, situation)
+                before, rules = (_broken(config, situation, versions) for config in (start, after))
+                new = next((rule for rule in rules if rule not in before), None)
+                if new is not None:
+                    found[technique.name] = _said(new, after, situation, versions)
+    return found
+
+
+def broken_notes(broken: Mapping[str, str]) -> list[str]:
+    """Returns one sentence for each thing that is wrong, with the techniques that it rules out."""
+    return [
+        f"{wrong}: rules out {', '.join(name for name, said in broken.items() if said == wrong)}"
+        for wrong in dict.fromkeys(broken.values())
+    ]
+
+
+def _broken(config: TrainingConfig, situation: Situation, versions: Mapping[str, str]) -> list[Rule]:
+    values = facts_of(config, situation.model, situation.gpu)
+    return [rule for rule in broken_rules(values, versions, (Severity.ERROR,)) if rule.versions]
+
+
+def _said(rule: Rule, config: TrainingConfig, situation: Situation, versions: Mapping[str, str]) -> str:
+    releases = " and ".join(f"{name} {versions[name]}" for name in rule.versions)
+    return f"{releases}: {message(rule, facts_of(config, situation.model, situation.gpu))} ({rule.id})"
