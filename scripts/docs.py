@@ -21,6 +21,7 @@ from pages.codes import codes_section
 from pages.commands import command_table, commands_section
 from pages.evidence import evidence_table
 from pages.fields import fields_section
+from pages.lint import lint_section
 from pages.memory import memory_section
 from pages.runs import output_of, workspace
 from pages.techniques import ladder_section
@@ -43,6 +44,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "fields": fields_section,
     "gpus": gpu_table,
     "ladder": ladder_section,
+    "lint": lint_section,
     "models": model_table,
 }
 TRANSCRIPT_COMMAND = "memc explain examples/7b-lora-24gb/spec.yaml"
