@@ -194,6 +194,7 @@ def make_gpu() -> GpuFacts:
         nvlink_bytes_per_second=0.0,
         bf16=True,
         flash_attention_2=True,
+        bitsandbytes=True,
         usd_per_hour=0.5,
         purchase_usd=None,
         source="data sheet",

@@ -107,3 +107,17 @@ def test_context_sizes_lie_in_their_band() -> None:
 def test_unknown_fact_names_the_nearest() -> None:
     with pytest.raises(MemcError, match=r"nearest: deepspeed\.sub_group_elements"):
         load_fact("deepspeed.subgroup_elements")
+
+
+@pytest.mark.parametrize(
+    ("name", "runs"),
+    [("rtx-4090", True), ("mi300x", True), ("rx-7900-xtx", True), ("gaudi2", False), ("apple-m4-max", False)],
+)
+def test_cards_that_bitsandbytes_has_kernels_for(name: str, runs: bool) -> None:
+    assert load_gpu(name).bitsandbytes is runs
+
+
+def test_the_releases_that_are_asked_for_bring_kernels_for_amd() -> None:
+    since = tuple(int(part) for part in str(load_fact("bitsandbytes.rocm_since").value).split("."))
+    least = str(load_fact("stack.bitsandbytes_range").value).partition(",")[0].removeprefix(">=")
+    assert tuple(int(part) for part in least.split(".")) >= since[:2]

@@ -10,6 +10,7 @@ from typing import Any
 
 from memc.errors import usage_error
 from memc.facts.documents import read_names, read_spec, spec_file, spec_keys, unknown_name
+from memc.facts.libraries import load_fact
 from memc.facts.records import GpuFacts
 from memc.units import MIB
 
@@ -103,6 +104,7 @@ def _gpu(key: str) -> GpuFacts:
         nvlink_bytes_per_second=_figure(record, "nvlink_gb_per_second_total", _GIGA),
         bf16=record["bf16"]["value"],
         flash_attention_2=record["flash_attention_2"]["value"],
+        bitsandbytes=_runs_bitsandbytes(record["vendor"], record["architecture"]),
         usd_per_hour=_figure(record, "usd_per_gpu_hour"),
         purchase_usd=_figure(record, "purchase_usd"),
         source=f"{spec_file(_FOLDER, key).name}: {_sources(record)}",
@@ -113,6 +115,13 @@ def _gpu(key: str) -> GpuFacts:
         sustained_flops_per_second=_rates(record["sustained_tflops"]) if "sustained_tflops" in record else None,
         board_power_watts=None if "board_power_watts" not in record else _figure(record, "board_power_watts"),
     )
+
+
+def _runs_bitsandbytes(vendor: str, architecture: str) -> bool:
+    """Returns whether the releases that memc plans with bring kernels for a card."""
+    if vendor == "amd":
+        return architecture in str(load_fact("bitsandbytes.rocm_architectures").value).split()
+    return vendor == "nvidia"
 
 
 def _capability(text: str) -> tuple[int, int]:

@@ -527,6 +527,7 @@ class GpuFacts:
         nvlink_bytes_per_second: Both directions together, per GPU; 0 when there is none.
         bf16: Whether bf16 matrix units exist.
         flash_attention_2: Whether FlashAttention-2 supports it.
+        bitsandbytes: Whether bitsandbytes has kernels for it: 4-bit linears and 8-bit and paged optimizers.
         usd_per_hour: Median cloud price of one GPU.
         purchase_usd: Price of one card.
         source: Sources of the record, joined.
@@ -553,6 +554,7 @@ class GpuFacts:
     nvlink_bytes_per_second: float | None
     bf16: bool
     flash_attention_2: bool
+    bitsandbytes: bool
     usd_per_hour: float | None
     purchase_usd: float | None
     source: str

@@ -30,8 +30,8 @@ def _states_why_not(config: TrainingConfig, situation: Situation) -> str | None:
         return "DeepSpeed runs its own AdamW with fp32 states"
     if config.engine is Engine.FSDP:
         return "bitsandbytes optimizers read plain tensors, FSDP2's shards are DTensors"
-    if situation.gpu.vendor != "nvidia":
-        return "bitsandbytes optimizers need an NVIDIA GPU"
+    if not situation.gpu.bitsandbytes:
+        return f"bitsandbytes has no kernels for {situation.gpu.name}"
     if config.precision is Precision.BF16_PURE:
         return "states are bf16 already"
     return None
@@ -71,8 +71,8 @@ def _method_why_not(method: Method) -> Callable[[TrainingConfig, Situation], str
             return f"the spec does not allow method {method}"
         if config.method is method:
             return f"the method is {method} already"
-        if method is Method.QLORA and situation.gpu.vendor != "nvidia":
-            return "bitsandbytes 4-bit needs an NVIDIA GPU"
+        if method is Method.QLORA and not situation.gpu.bitsandbytes:
+            return f"bitsandbytes has no kernels for {situation.gpu.name}"
         if method is Method.QLORA and config.zero is not None and config.zero.stage == 3:
             return "a 4-bit base is not partitioned by ZeRO-3"
         return None

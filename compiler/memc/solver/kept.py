@@ -11,7 +11,7 @@ from memc.solver.frames import Frame
 from memc.solver.resolve import Question
 
 # What techniques look at of a card; a test holds the ladder to it.
-CARD_FIELDS = ("vendor", "compute_capability")
+CARD_FIELDS = ("bitsandbytes", "compute_capability")
 
 
 class Kept:

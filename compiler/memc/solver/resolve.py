@@ -285,7 +285,7 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
             f"FlashAttention-2 does not run on {gpu.name}",
             "pin attention to sdpa, which picks the best kernel of the card",
         )
-    if Method.QLORA in spec.method and gpu.vendor != "nvidia":
+    :if Method.QLORA in spec.method and not gpu.bitsandbytes::
         add("method", "no-4bit", f"bitsandbytes 4-bit does not run on {gpu.name}", "use method lora")
     found += image_contradictions(loaded, model)
     longest = model.max_position_embeddings
