@@ -329,7 +329,11 @@ def _places_model(statements: Statements) -> bool | None:
     return None if value is None else bool(value)
 
 
-def _storage_matches(statements: Statements) -> bool:
+def _storage_matches(statements: Statements) -> bool | None:
+    """Whether 4-bit codes are stored in the type that is computed in; None for what only a run can tell."""
+    held = statements.of(Kind.QUANTIZATION)
+    if statements.first("quant_storage") is None and any(item.has("bnb_4bit_quant_storage") for item in held):
+        return None
     storage = str(statements.value("quant_storage") or "uint8").lower().removeprefix("torch.")
     names = {"bf16": "bfloat16", "fp16": "float16"}
     precision = _precision(statements)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from memc.facts import load_fact
@@ -110,6 +109,8 @@ def _next(version_text: str) -> str:
 
 @cache
 def _installed(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # loads an email parser
+
     try:
         return version(name)
     except PackageNotFoundError:

@@ -73,18 +73,19 @@ class _Script:
             for target in node.targets
             if isinstance(target, ast.Name)
         }
+        nodes = list(ast.walk(tree))
         self.imported = {
             alias.asname or alias.name.partition(".")[0]: (node.module or "")
             if isinstance(node, ast.ImportFrom)
             else alias.name
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         }
-        self.calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        self.calls = [node for node in nodes if isinstance(node, ast.Call)]
         self.loads = [call for call in self.calls if _is_model_load(call)]
         self.functions = {
-            node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
 
     def _from_a_library(self, call: ast.Call) -> bool:

@@ -109,7 +109,12 @@ def _launches(path: Path, line: list[_Token], variables: dict[str, str]) -> Iter
         node=section(flags, position),
         dialect=launcher,
         names=tuple(names),
-        extra={"script": script, "environment": environment, "srun": "srun" in words[:start]},
+        extra={
+            "script": script,
+            "environment": environment,
+            "srun": "srun" in words[:start],
+            "open": any("$" in word for word in words[start:after]),
+        },
     )
     yield launch
     passed, _ = _flags(line, words, after + 1, "")

@@ -156,7 +156,7 @@ def _several_machines(statements: Statements) -> Iterator[Remark]:
 
 
 def _meets(document: Document, statements: Statements) -> bool:
-    if document.dialect == "deepspeed":
+    if document.dialect == "deepspeed" or document.extra.get("open"):
         return True
     names = ("rdzv_endpoint", "master_addr", "main_process_ip", "rdzv_id", "standalone", "rdzv_conf")
     both = (document, *statements.of(Kind.ACCELERATE))
