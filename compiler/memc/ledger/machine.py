@@ -157,9 +157,9 @@ class Machine:
             self._set_node(tensor, node)
         return tensor
 
-    def like(self, tensor: Tensor, name: str, *, item: int = 0) -> Tensor:
-        """Returns a freshly allocated tensor with the shape and memory order of another."""
-        made = self.new(tensor.unit, tensor.width, item or tensor.item, name, last=tensor.last)
+    def like(self, tensor: Tensor, name: str, *, item: int = 0, unit: str = "") -> Tensor:
+        """Returns a freshly allocated tensor with the shape and memory order of another, `item` and `unit` apart."""
+        made = self.new(unit or tensor.unit, tensor.width, item or tensor.item, name, last=tensor.last)
         made.transposed, made.head_major = tensor.transposed, tensor.head_major
         return made
 
@@ -332,7 +332,7 @@ class Machine:
             if text in frame:
                 return self._hold(frame[text])
             if text in self.names:
-                return self.names[text]
+                return self._hold(self.names[text])
             raise ProgramError(f"nothing is called {text!r}; known: {', '.join(sorted(map(str, self.names)))}")
         if kind == "number":
             return expression.number

@@ -22,6 +22,8 @@ def fitted(machine: Machine, gradient: Tensor, unit: Any, width: int, item: int)
 
     Source: torch/csrc/autograd/engine.cpp validate_outputs: sum_to for broadcast tensors, a cast for other types.
     """
+    if machine.names.get("single") and gradient.unit == f"B*{unit}":
+        unit = gradient.unit
     if gradient.unit != unit or gradient.width != width or gradient.item != item:
         machine.give_up_saved()
     if gradient.unit != unit or gradient.width != width:
