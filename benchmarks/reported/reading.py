@@ -19,6 +19,7 @@ from typing import Any
 from memc.facts import GpuFacts, ModelFacts, gpu_rows, load_gpu, load_model, load_model_config, model_rows
 from memc.facts.records import Sees
 from memc.units import GB
+from reported.scaling import scaled
 
 _FORM_FACTORS = ("sxm", "pcie", "nvl")
 _SAME_FAMILY = {
@@ -404,31 +405,15 @@ def _same_dimensions(model: ModelFacts, sketch: Mapping[str, Any]) -> bool:
 
 
 def _made(sketch: Mapping[str, Any], rows: list[Any], wanted: float, folder: Path) -> str | None:
-    """Writes a config.json of the family with the sketch's dimensions and returns its folder.
-
-    The inner width of the MLP is what the stated parameters leave; heads keep the family's width.
-    """
+    """Writes a config.json of the family with the sketch's dimensions and returns its folder."""
     start = min(rows, key=lambda row: abs(row.params / (wanted or row.params) - 1))
-    config = dict(load_model_config(start.key, base_dir=Path()))
-    names = {"layers": "num_hidden_layers", "hidden": "hidden_size", "vocab": "vocab_size"}
-    if any(name not in config for name in names.values()) or "intermediate_size" not in config:
+    stated = {name: int(sketch[name]) for name in ("layers", "hidden", "vocab", "experts") if sketch.get(name)}
+    config = scaled(load_model_config(start.key, base_dir=Path()), stated, wanted)
+    if config is None:
         return None
-    heads = int(config.get("num_attention_heads", 1))
-    width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    config |= {names[key]: int(sketch[key]) for key in names if sketch.get(key)}
     if sketch.get("tied") is not None:
         config["tie_word_embeddings"] = bool(sketch["tied"])
-    config["num_attention_heads"] = max(1, int(config["hidden_size"]) // width)
-    ratio = max(1, heads // int(config.get("num_key_value_heads") or heads))
-    config["num_key_value_heads"] = max(1, config["num_attention_heads"] // ratio)
-    config["head_dim"] = width
     target = folder / f"made-{start.key.replace('/', '--')}-{wanted / 1e9:g}"
     target.mkdir(parents=True, exist_ok=True)
-    for _ in range(40):
-        (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        actual = load_model(str(target), base_dir=folder).total_params
-        step = (wanted - actual) / (3 * config["hidden_size"] * config["num_hidden_layers"])
-        if abs(step) < 8 or not wanted:
-            break
-        config["intermediate_size"] = max(8, int(config["intermediate_size"] + step) // 8 * 8)
+    (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return str(target)

@@ -146,6 +146,26 @@ def idle_params(model: ModelFacts, config: TrainingConfig) -> int:
     return idle
 
 
+def idle_adapters(model: ModelFacts, config: TrainingConfig) -> int:
+    """Returns elements of adapters that no gradient reaches, as `idle_params`."""
+    lora = config.lora
+    if lora is None or config.engine not in (Engine.SINGLE, Engine.DDP):
+        return 0
+    idle = 0
+    for stack in running(model, config).other_stacks:
+        if stack.unused_layers == stack.num_layers:
+            linears = [(one, group.count) for group in stack.groups for one in group.block.linears]
+            linears += [(one, 1) for one in stack.linears]
+        else:
+            linears = [(one, stack.unused_layers) for one in stack.groups[-1].block.linears]
+        idle += sum(
+            count * lora.rank * (one.in_features + one.out_features)
+            for one, count in linears
+            if one.name in lora.target_modules and one.adaptable
+        )
+    return idle
+
+
 def lowest_block(model: ModelFacts) -> Block:
     """Returns the lowest layer that runs."""
     stack = next(stack for stack in model.stacks if stack.unused_layers < stack.num_layers)

@@ -298,3 +298,42 @@ def put_among_tokens(machine: Machine, x: Tensor, features: Tensor) -> Tensor:
     machine.produce(node, out)
     machine.release(places)
     return out
+
+
+@operation
+def resampled_positions(machine: Machine, x: Tensor) -> Tensor:
+    """Returns learned positions resampled to an image's grid: four rows of a table for each patch, weighted and summed.
+
+    They pass in the type of the table; the product with the weights keeps the rows when the table trains.
+    Source: transformers 5.24.0 models/qwen3_vl/modeling_qwen3_vl.py Qwen3VLVisionModel.forward.
+    """
+    item = machine.names["weight"]
+    rows = machine.new(x.unit, 4 * x.width, item, "rows of the position table")
+    weighted = machine.new(x.unit, 4 * x.width, item, "weighted positions")
+    summed = machine.new(x.unit, x.width, item, "positions")
+    machine.release(rows, weighted)
+    found: Tensor = cast(machine, summed, x.item)
+    machine.release(summed)
+    return found
+
+
+@operation
+def with_deep_features(machine: Machine, x: Tensor, *features: Tensor) -> Tensor:
+    """Returns `x`; features of lower layers, which the text reads beside it, have gradients of their own."""
+    edges = [part.node is not None for part in (x, *features)]
+    shapes = [(part.unit, part.width, part.item) for part in (x, *features)]
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        own = machine.keep(gradient) if edges[0] else None
+        others = [
+            machine.new(*shape, "gradient of features") if wanted else None
+            for wanted, shape in zip(edges[1:], shapes[1:], strict=True)
+        ]
+        return [own, *others]
+
+    node = machine.track([x, *features], [], backward)
+    out = machine.view(x)
+    machine.produce(node, out)
+    return out

@@ -9,7 +9,7 @@ from memc.facts.records import Component, Linear, ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.image_shapes import idle_params, lowest_block, running
+from memc.ledger.image_shapes import idle_adapters, idle_params, lowest_block, running
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
 from memc.units import ceil_div
 
@@ -99,7 +99,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         quantized=quantized,
         quantized_rows=rows,
         adapters=adapters,
-        trainable=adapters,
+        trainable=adapters - idle_adapters(model, config),
         head=0,
         embedding=0,
         lowest_layer=sum(
