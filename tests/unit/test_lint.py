@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from inprocess import command_runner
+from inprocess import SMALL, command_runner
 from memc.facts.documents import read_spec
 from memc.lint import Given, Kind, Linted, lint_path
 from memc.lint.gather import read_files, runs_in
@@ -201,3 +201,21 @@ def test_options_of_the_command(
     assert "has no bf16" in run("check", ".", "--with", "transformers==4.45.2", "--gpu", "t4").out
     assert run("check", ".", "--gpu", "no-such-card").code == 2
     assert run("check", ".", "--with", "transformers").code == 2
+
+
+def test_a_folder_of_memcs_own_is_linted_once_somebody_edited_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = command_runner(capsys)
+    Path("spec.yaml").write_text(SMALL)
+    assert run("compile", "spec.yaml", "--no-certify").code == 0
+    config = Path("out/peft_config.json")
+    config.write_text(config.read_text().replace('"q_proj"', '"query"').replace('"v_proj"', '"value"'))
+    script = Path("out/train.py")
+    script.write_text(script.read_text().replace("max_grad_norm=", "max_gradd_norm="))
+    done = run("check", "--json", "out")
+    (folder,) = json.loads(done.out)["folders"]
+    found = {(finding["code"], Path(finding["path"]).name) for finding in folder["findings"]}
+    assert found >= {("edited", "train.py"), ("no-such-module", "peft_config.json"), ("setting-unknown", "train.py")}
+    assert folder["linted"] == 0

@@ -87,15 +87,27 @@ def _engines(statements: Statements) -> Iterator[Remark]:
     stated = [item for item in statements.all("engine") if item.value in ("deepspeed", "fsdp")]
     for item in stated[1:]:
         if item.value != stated[0].value:
-            why = ": a step is run by one engine"
-            yield _differs(stated[0], item, "keep the settings of one engine and remove the others", why=why)
+            yield _two_engines(stated[0], item)
             return
     plain = [
         item for item in statements.all("engine") if item.value in ("ddp", "single") and item.kind is Kind.ACCELERATE
     ]
     asked = [item for item in stated if item.kind in (Kind.ACCELERATE, Kind.LAUNCH)]
     if plain and asked:
-        yield _differs(plain[0], asked[0], "write one of the two in both", why=": a step is run by one engine")
+        yield _two_engines(plain[0], asked[0])
+
+
+def _two_engines(one: Stated, other: Stated) -> Remark:
+    names = {"deepspeed": "DeepSpeed", "fsdp": "FSDP", "ddp": "DistributedDataParallel", "single": "one process"}
+    said = (f"{item.key} in {item.place.path.name} asks for {names[str(item.value)]}" for item in (one, other))
+    return Remark(
+        code="files-disagree",
+        weight=Weight.ERROR,
+        message=f"{', '.join(said)}: a step is run by one engine",
+        hint="keep the settings of one engine and remove the others",
+        place=one.place,
+        others=(other.place,),
+    )
 
 
 def _beside_a_file(statements: Statements) -> Iterator[Remark]:

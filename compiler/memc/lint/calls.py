@@ -8,7 +8,7 @@ from typing import Any
 
 from memc.facts.documents import read_spec
 from memc.lint.context import Context
-from memc.lint.records import Kind, Remark, Weight
+from memc.lint.records import Document, Kind, Remark, Weight
 from memc.rules.records import in_range
 
 _SECTIONS = {"trainer_arguments": "trainers", "from_pretrained": "from_pretrained"}
@@ -21,27 +21,31 @@ def call_remarks(context: Context) -> Iterator[Remark]:
         for section, named in _SECTIONS.items():
             called = document.find(section)
             for name in called.keys if called is not None else ():
-                entry = _moved(named).get(name)
-                if entry is None:
-                    continue
-                versions = context.plain_versions
-                gone = all(in_range(versions[package], span) for package, span in entry["versions"].items())
-                trainers = entry.get("of")
-                if not gone or (trainers and document.value("trainer") not in trainers):
-                    continue
-                told = ", ".join(f"{package} {versions[package]}" for package in entry["versions"])
-                what = str(document.value("trainer")) if named == "trainers" else "from_pretrained"
-                yield Remark(
-                    code="call-argument-moved",
-                    weight=_WEIGHTS[entry["severity"]],
-                    message=f"{what} of {told} takes no {name}",
-                    hint=str(entry["advice"]),
-                    place=document.place(section, name),
-                )
+                for entry in _moved(named).get(name, ()):
+                    yield from _said(document, (section, name), entry, context)
+
+
+def _said(document: Document, steps: tuple[str, str], entry: Mapping[str, Any], context: Context) -> Iterator[Remark]:
+    section, name = steps
+    versions, trainer = context.plain_versions, document.value("trainer")
+    gone = all(in_range(versions[package], span) for package, span in entry["versions"].items())
+    if not gone or ("of" in entry and trainer not in entry["of"]):
+        return
+    told = ", ".join(f"{package} {versions[package]}" for package in entry["versions"])
+    what = str(trainer) if section == "trainer_arguments" else section
+    weight = _WEIGHTS[entry["severity"]]
+    message = f"{what} of {told} takes no {name}" if weight is Weight.ERROR else f"{name} is deprecated in {told}"
+    yield Remark(
+        code="call-argument-moved",
+        weight=weight,
+        message=message,
+        hint=str(entry["advice"]),
+        place=document.place(*steps),
+    )
 
 
 @cache
-def _moved(named: str) -> Mapping[str, Mapping[str, Any]]:
-    """Returns the arguments of a call that moved, by name."""
-    found: Mapping[str, Mapping[str, Any]] = read_spec("settings", "moved-arguments")[named]
-    return found
+def _moved(named: str) -> Mapping[str, tuple[Mapping[str, Any], ...]]:
+    """Returns the arguments of a call that moved, by name; one may have moved in several packages."""
+    found = read_spec("settings", "moved-arguments")[named]
+    return {name: tuple(entry) if isinstance(entry, list) else (entry,) for name, entry in found.items()}

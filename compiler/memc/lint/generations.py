@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from memc.facts.documents import read_spec
-from memc.lint.combine import values_of
 from memc.lint.context import Context
 from memc.lint.records import Document, Kind, Place, Remark, Weight
 from memc.lint.statements import switch
+from memc.lint.values import values_of
 
 _WEIGHTS = {"error": Weight.ERROR, "warning": Weight.WARNING}
 

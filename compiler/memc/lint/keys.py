@@ -43,6 +43,8 @@ _CLASSES = {
     "grpo-config": "GRPOConfig",
     "reward-config": "RewardConfig",
     "kto-config": "KTOConfig",
+    "model-config": "ModelConfig",
+    "script-arguments": "ScriptArguments",
 }
 """What to call the reader of a table."""
 
@@ -119,7 +121,7 @@ def _judged(document: Document, steps: tuple[str, ...], reader: _Reader, context
     for known in reader.tables:
         successor = successors(known.package).get(name)
         if successor is not None and (past is None or past.package == known.package):
-            last = known.last_with(name)
+            last = (past or known).last_with(name)
             gone = f" (gone after {last})" if last else ""
             renamed = "setting-renamed" if successor.new else "setting-removed"
             version = context.versions[known.package]
@@ -180,7 +182,7 @@ def _unknown(
     known = sorted({n for table_ in reader.tables for n in table_.known(versions[table_.package])})
     close = close_name(name, known)
     alike = bool(close) and _alike(name, close)
-    if not reader.closed and not alike:
+    if not reader.closed and (not alike or document.dialect == "llama-factory"):
         return None
     siblings = document.find(*steps[:-1])
     if not reader.closed and siblings is not None and close in siblings.keys:

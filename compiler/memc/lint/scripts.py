@@ -84,9 +84,7 @@ class _Script:
         }
         self.calls = [node for node in nodes if isinstance(node, ast.Call)]
         self.loads = [call for call in self.calls if _is_model_load(call)]
-        self.functions = {
-            node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        }
+        self.functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
     def _from_a_library(self, call: ast.Call) -> bool:
         """Whether what is called is imported from a library, and is no class of the same name of somebody's own."""
