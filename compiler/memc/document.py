@@ -115,7 +115,17 @@ def ledger_document(ledger: Ledger) -> dict[str, Any]:
 
 
 def clock_document(clock: StepTime) -> dict[str, Any]:
-    """Returns the time of a step and of the run; seconds rounded to microseconds."""
+    """Returns the time of a step and of the run; seconds rounded to microseconds, None where the card is not timed."""
+    if clock.unknown:
+        times = ("step", "compute", "bandwidth", "communication", "offload", "total")
+        return {
+            **{f"{name}_seconds": None for name in times},
+            "tokens_per_step": clock.tokens_per_step,
+            "tokens_per_second_per_gpu": None,
+            "total_usd": None,
+            "assumptions": list(clock.assumptions),
+            "unknown": list(clock.unknown),
+        }
     return {
         "step_seconds": round(clock.step_seconds, 6),
         "compute_seconds": round(clock.compute_seconds, 6),

@@ -39,7 +39,8 @@ def plan_report(plan: Plan) -> RenderableType:
     parts += [_Sentence(f"WHY: {reason}") for reason in plan.reasons]
     parts += [Text(""), _Bar(plan.ledger.gpu, plan.budget.gpu_bytes), Text(""), _Bill(plan.ledger.gpu)]
     parts += [_host_line(plan.ledger.host, plan.budget.host_bytes), Text("")]
-    parts += [_trail_table(plan.trail), Text(""), _clock_table(plan)]
+    parts += [_trail_table(plan.trail), Text("")]
+    parts += [_clock_table(plan)] if not plan.clock.unknown else []
     parts += [_Sentence(f"note: {warning}") for warning in (*plan.warnings, *plan.clock.assumptions)]
     return Group(*parts)
 

@@ -13,19 +13,27 @@ def plan_verdict(plan: Plan) -> list[str]:
     bill, budget = plan.ledger.gpu, plan.budget
     spare = budget.gpu_bytes - bill.required_bytes
     size, account = _largest(bill)
-    total = plan.clock.total_seconds
-    run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
-    cost = f", about ${plan.clock.total_usd:.2f}" if plan.clock.total_usd is not None else ""
     cards = f"{plan.config.world_size} x {plan.gpu.name}"
     return [
         f"FITS: {format_gib(bill.required_bytes)} of {format_gib(budget.gpu_bytes)} on {cards}, "
         f"{format_gib(spare)} to spare (rung {plan.rung}: {', '.join(plan.techniques) or 'as asked'})",
         f"PEAK: phase {bill.binding_phase}, largest account {account} with {format_gib(size)}; {_wall(account)}",
-        f"TIME: {format_seconds(plan.clock.step_seconds)} per step{_mean(plan)}, "
-        f"{plan.clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}",
+        _time(plan),
         f"PLAN: {describe(plan.config)}",
         *([_traced(plan.traced)] if plan.traced is not None else []),
     ]
+
+
+def _time(plan: Plan) -> str:
+    clock, total = plan.clock, plan.clock.total_seconds
+    if clock.unknown:
+        return f"TIME: unknown, the catalogue has no {' and no '.join(clock.unknown)} of {plan.gpu.key}"
+    run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
+    cost = f", about ${clock.total_usd:.2f}" if clock.total_usd is not None else ""
+    return (
+        f"TIME: {format_seconds(clock.step_seconds)} per step{_mean(plan)}, "
+        f"{clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}"
+    )
 
 
 def _traced(certified: Certified) -> str:

@@ -232,9 +232,9 @@
     byId("whatif-verdict").replaceChildren(
       mark,
       `: ${ledger.gpu.required_bytes.toLocaleString("en-US")} bytes on ${settings.world_size === 1 ? "one card" : `each of ${settings.world_size} cards`}, peak in ` +
-        `${ledger.gpu.binding_phase}. ${clock.step_seconds.toFixed(2)} s per step of ${settings.global_batch_size} samples ` +
+        `${ledger.gpu.binding_phase}. ${clock.step_seconds === null ? "Time unknown:" : `${clock.step_seconds.toFixed(2)} s per`} step of ${settings.global_batch_size} samples ` +
         `(${settings.micro_batch_size} × ${settings.gradient_accumulation_steps} accumulated × ${settings.world_size}), ` +
-        `${Math.round(clock.tokens_per_second_per_gpu).toLocaleString("en-US")} tokens/s per GPU.${host}`,
+        `${clock.step_seconds === null ? "the catalogue has too few figures of the card" : `${Math.round(clock.tokens_per_second_per_gpu).toLocaleString("en-US")} tokens/s per GPU`}.${host}`,
     );
     const rows = [
       ...Object.entries(ledger.gpu.by_account).map(([name, size]) => [words(name), size, plan.ledger.gpu.by_account[name]]),

@@ -42,6 +42,8 @@ class ClockFacts:
         sharded_layer_seconds: Host time of gathering and freeing one layer's weights, over forward and backward.
         torch_host_params_per_second: Elements that torch's fused AdamW updates on one node, all ranks together.
         assumptions: Which of these are not measurements of this card.
+        unknown: Facts of the card that are not known, and that something stands in for: what is timed with such rates
+            can be compared, and is no time.
     """
 
     flops_per_second: float
@@ -68,6 +70,7 @@ class ClockFacts:
     sharded_layer_seconds: float
     torch_host_params_per_second: float
     assumptions: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
 
     def launch_seconds(self, *, compiled: bool) -> float:
         """Returns the host time of one kernel."""

@@ -81,7 +81,7 @@ class Clock:
             run = RunLength(steps=total_steps)
         total = usd = None
         evaluating = saving = 0.0
-        if run is not None:
+        if run is not None and not facts.unknown:
             fixed = waiting.communication + waiting.transfers + waiting.host + waiting.optimizer
             evaluating = _evaluation_seconds(config, work, run) * length_share
             saving = run.saves * _checkpoint_bytes(config, counts) / facts.nvme_write_bytes_per_second
@@ -101,6 +101,7 @@ class Clock:
             assumptions=facts.assumptions,
             evaluation_seconds=evaluating,
             saving_seconds=saving,
+            unknown=facts.unknown,
         )
 
     def least_seconds(self, config: TrainingConfig) -> float:

@@ -21,6 +21,7 @@ class StepTime:
         assumptions: Sentences: rates taken from the datasheet for lack of a measurement.
         evaluation_seconds: Of the whole run, in evaluation; 0 when not counted.
         saving_seconds: Of the whole run, in writing checkpoints; 0 when not counted.
+        unknown: Facts of the card that are not known: the seconds order configurations then, and say nothing else.
     """
 
     compute_seconds: float
@@ -34,6 +35,12 @@ class StepTime:
     assumptions: tuple[str, ...] = ()
     evaluation_seconds: float = 0.0
     saving_seconds: float = 0.0
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def known_step_seconds(self) -> float | None:
+        """All parts together; None when a fact of the card is unknown."""
+        return None if self.unknown else self.step_seconds
 
     @property
     def step_seconds(self) -> float:

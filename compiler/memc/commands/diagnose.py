@@ -177,8 +177,9 @@ def _next(cuts: tuple[Cut, ...], answer: Answer) -> list[str]:
     for cut in cuts[:_SHOWN_CUTS]:
         instead = f" instead of {cut.replaces}" if cut.replaces else ""
         saved = f"{format_gib(cut.account_saved_bytes)} less there, " if cut.account_saved_bytes else ""
-        slower = f"{format_seconds(cut.step_seconds_before)} -> {format_seconds(cut.step_seconds)} per step"
-        lines.append(f"  rung {cut.rung}: {cut.technique}{instead}: {saved}peak {format_gib(cut.peak_bytes)}, {slower}")
+        slower = f", {format_seconds(cut.step_seconds_before)} -> {format_seconds(cut.step_seconds)} per step"
+        slower = "" if answer.result.clock.unknown else slower
+        lines.append(f"  rung {cut.rung}: {cut.technique}{instead}: {saved}peak {format_gib(cut.peak_bytes)}{slower}")
     return lines
 
 

@@ -100,6 +100,9 @@ def _trail_row(step: TrailStep) -> dict[str, Any]:
 
 
 def _time_parts(clock: StepTime) -> list[tuple[str, float]]:
+    """Returns the parts of a step's time; none where the card is not timed."""
+    if clock.unknown:
+        return []
     return [
         ("compute", clock.compute_seconds),
         ("memory-bound", clock.bandwidth_seconds),
@@ -111,6 +114,8 @@ def _time_parts(clock: StepTime) -> list[tuple[str, float]]:
 def _clock_rows(clock: StepTime) -> list[tuple[str, str, str]]:
     """Returns (part, time, share) of one optimizer step."""
     whole = clock.step_seconds
+    if clock.unknown:
+        return [("one optimizer step", "unknown", "")]
     rows = [(name, format_seconds(part), f"{part / whole:.0%}") for name, part in _time_parts(clock)]
     return [*rows, ("one optimizer step", format_seconds(whole), "100%")]
 
@@ -159,5 +164,5 @@ def _charts(ledger: Ledger, clock: StepTime, budget: Budget, trail: tuple[TrailS
             for step in trail
         ],
         "time": dict(_time_parts(clock)),
-        "step_seconds": clock.step_seconds,
+        "step_seconds": clock.known_step_seconds,
     }

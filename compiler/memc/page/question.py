@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from memc.clock.constants import clock_facts
+from memc.clock.rates import rates_of
 from memc.config import TrainingConfig
 from memc.ledger.constants import ledger_facts
 from memc.plan import Infeasible, Plan
@@ -25,7 +25,7 @@ def question(answer: Plan | Infeasible, spec: Spec) -> dict[str, Any]:
         "model": answer.model,
         "facts": ledger_facts(answer.gpu),
         "rates": tuple(
-            clock_facts(
+            rates_of(
                 answer.gpu,
                 config.precision,
                 cards,

@@ -78,7 +78,7 @@ def _micro_batch(machine: Machine, best: Timed) -> list[str]:
     ]
     largest = max(fitting, key=lambda shape: frame.with_shape(shape).micro_batch_size)
     ours, other = frame.with_shape(best.shape), frame.with_shape(largest)
-    if ours.micro_batch_size == other.micro_batch_size:
+    if ours.micro_batch_size == other.micro_batch_size or best.time.unknown:
         return []
     slower = machine.time(other)
     if slower.step_seconds < best.time.step_seconds * _NOTABLE_SHARE:

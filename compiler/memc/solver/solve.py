@@ -6,13 +6,16 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
-from memc.clock import Clock, clock_facts
+from memc.clock import Clock
+from memc.clock.rates import rates_of
 from memc.config import AdapterPrecision, Optimizer, Precision, TrainingConfig
+from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
 from memc.solver.frames import Frame, Line
 from memc.solver.kept import Kept
+from memc.solver.limits import time_contradictions
 from memc.solver.proof import infeasible
 from memc.solver.provenance import provenance, used_facts
 from memc.solver.reasons import reasons
@@ -52,16 +55,22 @@ def machine_of(question: Question, estimator: Estimator, kept: Kept | None = Non
         question: The question.
         estimator: That of its model and card.
         kept: What earlier questions about the model found; None for the first.
+
+    Raises:
+        MemcError: ``time-unknown`` or ``price-unknown`` when the spec limits what cannot be counted on this card.
     """
     kept = Kept() if kept is None else kept
     asked = question.asked
-    rates = clock_facts(
+    rates = rates_of(
         question.gpu,
         asked.precision,
         asked.world_size,
         nodes=asked.nodes,
         network_bytes_per_second=question.loaded.spec.hardware.network_bytes_per_second,
     )
+    problems = time_contradictions(question.loaded, question.gpu, rates)
+    if problems:
+        raise MemcError(tuple(problems))
     return Machine(question, estimator, Clock(question.model, rates, kept.micro_batches(question)), kept)
 
 

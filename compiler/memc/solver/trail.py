@@ -64,7 +64,7 @@ def _step(machine: Machine, chosen: Candidate | None, rung: int) -> TrailStep:
         verdict=verdict,
         peak_bytes=best.price.gpu_required_bytes,
         shortfall_bytes=over,
-        step_seconds=time.step_seconds,
+        step_seconds=time.known_step_seconds,
         reason=_reason(machine, best, verdict, over, at="one step from the plan" if above else "at best"),
         fidelity=fidelity,
     )

@@ -37,9 +37,6 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
         )
     if may_spill(question, ledger.gpu.required_bytes):
         found.append(SPILLS)
-    if budget.usd is not None and budget.usd_per_gpu_hour is None:
-        what = f"the catalogue has no price of {question.gpu.key}"
-        found.append(f"MONEY BUDGET NOT CHECKED: {what}; give hardware.usd_per_gpu_hour")
     if config.gradient_accumulation_steps > _LONG_ACCUMULATION and config.zero is not None:
         found.append(
             f"{config.gradient_accumulation_steps} micro-batches add up in 16-bit gradients under DeepSpeed: late ones "
@@ -69,7 +66,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
             f"{question.gpu.name} has no bf16: fp16 with dynamic loss scaling instead; a model that was trained in "
             "bf16 may overflow"
         )
-    if time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
+    if not time.unknown and time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
     found += combination_warnings(config, question.model, question.gpu, question.loaded.spec.libraries.named)
