@@ -71,7 +71,7 @@ def given(answers: Answers) -> Given:
     return Given(
         versions={str(name): str(version) for name, version in (sketch.get("libs") or {}).items()},
         gpu=None if gpu is None else gpu.key,
-        model=None if model is None else model.key,
+        model=model,
         gpus_per_node=hardware.get("gpus_per_node"),
         nodes=hardware.get("nodes"),
         told="the report",

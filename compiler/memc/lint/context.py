@@ -22,14 +22,14 @@ class Given:
     Attributes:
         versions: Version by package, over whatever a requirements file asks for.
         gpu: Name of the card; None when nothing is said.
-        model: Name or folder of the model; None when the files decide.
+        model: The model, or its name or folder; None when the files decide.
         gpus_per_node, nodes: What there is; None when nothing is said.
         told: Where that comes from, for sentences (``spec.yaml``).
     """
 
     versions: Mapping[str, str] = field(default_factory=dict)
     gpu: str | None = None
-    model: str | None = None
+    model: str | ModelFacts | None = None
     gpus_per_node: int | None = None
     nodes: int | None = None
     told: str = "the options"
@@ -73,6 +73,8 @@ def context_of(statements: Statements, versions: Mapping[str, Version], given: G
 
 def _model(statements: Statements, given: Given, root: Path) -> ModelFacts | None:
     """Returns the model that is given, or the first one that the files name and memc knows."""
+    if isinstance(given.model, ModelFacts):
+        return given.model
     named = [given.model] if given.model is not None else []
     named += [str(stated.value) for stated in statements.all("model") if isinstance(stated.value, str)]
     for name in named:
