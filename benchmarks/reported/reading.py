@@ -18,7 +18,9 @@ from typing import Any
 
 from memc.facts import GpuFacts, ModelFacts, gpu_rows, load_gpu, load_model, load_model_config, model_rows
 from memc.facts.records import Sees
+from memc.spec_fields import Libraries
 from memc.units import GB
+
 from reported.scaling import scaled
 
 _FORM_FACTORS = ("sxm", "pcie", "nvl")
@@ -117,6 +119,8 @@ def read(report: Mapping[str, Any], folder: Path) -> Reading:
     hardware, cards = _hardware(sketch["hardware"], said)
     asked: dict[str, Any] = {"model": name, "data": _data(training), "hardware": hardware}
     asked["method"] = str(training.get("method", "full")).lower()
+    if libraries := releases(sketch):
+        asked["libraries"] = libraries
     if asked["method"] not in ("full", "lora", "qlora"):
         said.waits.append(f"method {asked['method']} has no place in a spec")
         asked["method"] = "full"
@@ -178,6 +182,16 @@ def _images(training: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def releases(sketch: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the releases of a sketch that a spec can name, by package."""
+    named = {str(name): str(release) for name, release in (sketch.get("libs") or {}).items()}
+    return {
+        name: release
+        for name, release in named.items()
+        if name in Libraries.model_fields and re.fullmatch(r"[0-9]+(\.[0-9]+)+", release)
+    }
+
+
 def _materialises_logits(report: Mapping[str, Any]) -> bool:
     """Whether the report's libraries are from before trainers computed the loss in tiles by themselves."""
     conditions = report.get("conditions") or {}
@@ -207,8 +221,9 @@ def _from_artifacts(
 
 
 def _opened(asked: dict[str, Any]) -> dict[str, Any]:
-    """Returns the spec with engine, sharding, states, offload and checkpointing left to memc."""
+    """Returns the spec with engine, sharding, states, offload, checkpointing and releases left to memc."""
     free, pin = deepcopy(asked), asked["pin"]
+    free.pop("libraries", None)
     fixed = {
         "micro_batch_size": pin.get("micro_batch_size") == 1,  # it cannot be lowered; a larger one may be
         "precision": True,
