@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memc.config import LossHead, TrainingConfig
-from memc.facts.records import Block, ModelFacts
+from memc.facts.records import Block, ModelFacts, Sees
 from memc.ledger.bill import Bill
 from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation, tail_run
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
@@ -364,8 +364,9 @@ def _embedding_output(bill: Bill, pile: Pile, model: ModelFacts, config: Trainin
     lowest = pile.layers[0]
     leaf = not mode.trains and bool(config.checkpoint_every)
     replaced = not lowest.keeps_input or (model.embedding_dropout and lowest.checkpointed)
-    size = mode.types.stream * model.hidden_size * config.micro_batch_tokens
-    text = f"{mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
+    texts = sum(stack.sees in (Sees.TEXT, Sees.SOURCE) for stack in model.stacks) if leaf else 1
+    size = texts * mode.types.stream * model.hidden_size * config.micro_batch_tokens
+    text = f"{texts} x {mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
     moments = [Moment.FORWARD] if replaced and (leaf or pile.highest_forward()) else []
     if replaced and leaf:
         moments += [Moment.LOSS, Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING]
@@ -391,14 +392,20 @@ def _loss(
     cached = sum(layer.cached_casts for layer in pile.layers)
     chunked = config.loss is LossHead.CHUNKED
     tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
-    forward, backward = tail.forward.largest(pile.shapes), tail.backward.largest(pile.shapes)
-    in_forward = cached + pile.returned + forward.bytes(pile.shapes) > casts + backward.bytes(pile.shapes)
+    runs = ((tail.backward, casts), (tail.returned, casts), (tail.forward, cached))
+    highest_of = [(peaks, peaks.largest(pile.shapes), copies) for peaks, copies in runs]
+    totals = [
+        at.bytes(pile.shapes) + copies + (0 if peaks is tail.backward else pile.returned)
+        for peaks, at, copies in highest_of
+    ]
+    peaks, at, copies = highest_of[totals.index(max(totals))]
+    in_forward = peaks is not tail.backward
     if runs_reference(config):
-        most = max(cached + forward.bytes(pile.shapes), casts + backward.bytes(pile.shapes))
+        most = max(at.bytes(pile.shapes) + copies for _, at, copies in highest_of)
         if _reference(bill, pile, model, config, mode, facts, tail.kept.bytes(pile.shapes), most):
             return
-    more = (cached if in_forward else casts) - (casts - highest.kept_casts)
-    text = "until the forward ends" if in_forward else "of the layer next to the head"
+    more = copies - (casts - highest.kept_casts)
+    text = "until the forward ends" if peaks is tail.forward else "of the layer next to the head"
     bill.add(
         "autocast-loss-copies",
         Account.PARAMETERS,
@@ -411,7 +418,6 @@ def _loss(
     if facts.stack != MEMC_STACK and not chunked:
         _final_norm(bill, model, config, mode)
         return
-    peaks, at = (tail.forward, forward) if in_forward else (tail.backward, backward)
     _running(bill, "loss", peaks, at, pile.shapes, Moment.LOSS, "transformers loss_utils.py, trl chunked_logprob.py")
 
 

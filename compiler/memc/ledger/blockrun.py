@@ -13,7 +13,8 @@ from memc.ledger.dtypes import Dtypes
 from memc.ledger.library import OPERATIONS
 from memc.ledger.machine import CASTS, GRADIENTS, Gradients, Machine, Node, Storage, Tensor
 from memc.ledger.peaks import Peaks, Sum, peaks_of
-from memc.ledger.products import Weight, empty_cache
+from memc.ledger.places import places
+from memc.ledger.products import AUTOCAST_LEFT, Weight, empty_cache
 from memc.ledger.program import parse_program
 
 _FLASH_WIDEST_HEAD = 256
@@ -161,6 +162,7 @@ class TailRun:
         cached_casts: Bytes of weight copies that autocast holds until the forward ends.
         kept: What waits for backward, weight copies left out.
         forward: Its forward, with the output of the last layer.
+        returned: What happens to what the model returns when autocast has ended, where the program tells them apart.
         evaluated: Its forward without gradients.
         backward: Its backward.
     """
@@ -168,6 +170,7 @@ class TailRun:
     cached_casts: Sum
     kept: Sum
     forward: Peaks
+    returned: Peaks
     evaluated: Peaks
     backward: Peaks
 
@@ -474,7 +477,9 @@ def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[i
 def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int]) -> TailRun:
     machine, root = _tail_forward(model, mode, chunked, tile, grad=True)
     cached = [copy.storage for copy in machine.cache.values()]
-    forward = peaks_of(machine.tape, machine.storages)
+    left = machine.names.get(AUTOCAST_LEFT, len(machine.tape))
+    forward = peaks_of(machine.tape[:left], machine.storages)
+    returned = peaks_of(machine.tape, machine.storages, left)
     empty_cache(machine)
     kept = sum_of([storage for storage in machine.storages if storage.references and storage.account != CASTS])
     start = len(machine.tape)
@@ -485,6 +490,7 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
         cached_casts=sum_of(cached),
         kept=kept,
         forward=forward,
+        returned=returned,
         evaluated=peaks_of(evaluated.tape, evaluated.storages),
         backward=peaks_of(machine.tape, machine.storages, start),
     )
@@ -519,6 +525,9 @@ def _tail_forward(
     if grad:
         machine.leaf(x, _take, sequence=0)
     names["output of the layers"] = x
+    given = next((place for place in reversed(places(model)) if place.gives), None)
+    if given is not None:
+        names["source"] = machine.outside(given.unit, given.gives, types.stream, "encoder output")
     loss = machine.call("tail", [])
     root: Node | None = loss.node
     if root is not None:

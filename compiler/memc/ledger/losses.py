@@ -7,6 +7,7 @@ from memc.ledger.operations import cast, operation, wide
 from memc.ledger.products import Weight
 
 _TARGET_BYTES = 8
+FP32 = 4
 _KEPT_STATISTICS = 2
 _STATISTICS = 7
 
@@ -31,19 +32,26 @@ def shifted_labels(machine: Machine) -> Tensor:
 def log_softmax(machine: Machine, x: Tensor) -> Tensor:
     """Returns log-softmax, keeping the result. Source: derivatives.yaml _log_softmax; autocast's fp32 list."""
 
-    def run(x: Tensor) -> Tensor:
-        def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
-            (gradient,) = gradients
-            assert gradient is not None
-            return [machine.like(gradient, "gradient of the fp32 logits")]
+    return wide(machine, x, lambda given: log_softmax_in_type(machine, given))
 
-        node = machine.track([x], [], backward)
-        out = machine.like(x, "log-softmax")
-        machine.save(node, out)
-        machine.produce(node, out)
-        return out
 
-    return wide(machine, x, run)
+@operation
+def log_softmax_in_type(machine: Machine, x: Tensor) -> Tensor:
+    """Returns log-softmax in the type of x, which the caller names, so that autocast leaves it alone.
+
+    Source: aten/src/ATen/native/LossNLL.cpp cross_entropy_loss; autocast_mode.h, fp32_set_opt_dtype.
+    """
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        return [machine.like(gradient, f"gradient of the {'fp32 ' if gradient.item == FP32 else ''}logits")]
+
+    node = machine.track([x], [], backward)
+    out = machine.like(x, "log-softmax")
+    machine.save(node, out)
+    machine.produce(node, out)
+    return out
 
 
 @operation

@@ -568,13 +568,19 @@ def repeated_table(machine: Machine, x: Tensor) -> Tensor:
 
 @operation
 def repeat_heads(machine: Machine, x: Tensor, times: int) -> Tensor:
-    """Returns key or value heads repeated for each query head: a copy, unless `times` is 1.
+    """Returns key or value heads repeated for each query head: a copy, unless `times` is 1 or there is one head.
 
-    Source: transformers sdpa_attention.py and modeling files, repeat_kv: expand, then reshape.
+    A dimension of one head joins the repeats without a copy; what wants its elements in order copies it then.
+    Source: transformers sdpa_attention.py and modeling files, repeat_kv: expand, then reshape;
+        aten/src/ATen/TensorUtils.cpp computeStride (dimensions of size 1 are left out).
     """
     if times == 1:
         return machine.keep(x)
     seen = expand(machine, x, times)
+    if x.width == x.last:
+        seen.head_major = not seen.transposed
+        found: Tensor = seen
+        return found
     out = machine.call("copy", [seen])
     out.head_major = out.transposed
     machine.release(seen)

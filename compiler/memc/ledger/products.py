@@ -91,6 +91,20 @@ def empty_cache(machine: Machine) -> None:
     machine.cache = {}
 
 
+AUTOCAST_LEFT = "length of the tape when autocast ended"
+
+
+@operation
+def leave_autocast(machine: Machine) -> int:
+    """Returns 0; ends the region of autocast, with the weight copies that nothing else holds.
+
+    Source: accelerate utils/operations.py ConvertOutputsToFp32: what a model returns is cast outside of autocast.
+    """
+    empty_cache(machine)
+    machine.names[AUTOCAST_LEFT] = len(machine.tape)
+    return 0
+
+
 def _product_unit(x: Tensor, weight: Weight) -> tuple[Any, int]:
     """Returns unit and width of x times a weight whose rows or columns may be the rank."""
     if weight.unit == "1":
