@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from memc.config import Offload
 from memc.facts import load_gpu, load_model
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
@@ -146,3 +148,54 @@ def test_a_batch_with_odd_factors_comes_down_to_one_sample(batch: int) -> None:
     assert plan.config.micro_batch_size < batch
     if batch == 3:
         assert "accumulate-3x" in plan.techniques
+
+
+# Three answers that an expert would give, each with the figures it rests on.
+
+
+def test_a_large_model_on_large_cards_is_told_what_its_states_leave_and_that_no_offload_is_needed() -> None:
+    plan = plan_of(
+        model="meta-llama/Llama-3.1-70B",
+        data={"train": "t", "max_length": 4096, "samples": 10_000},
+        training={"global_batch_size": 64},
+        hardware={"gpu": "h200-sxm-141gb", "count": 8, "host_memory": "2000GiB"},
+    )
+    assert plan.config.offload_param is Offload.NONE
+    assert plan.config.offload_optimizer is Offload.NONE
+    states = next(reason for reason in plan.reasons if reason.startswith("weights, gradients and optimizer states"))
+    whole = 16 * plan.model.total_params
+    assert f"{whole / GIB:.2f} GiB together" in states
+    assert f"divided by 8 they are {whole / 8 / GIB:.2f} GiB on each" in states
+    assert any("offload-param" in reason for reason in plan.reasons if reason.startswith("not needed"))
+
+
+@pytest.mark.parametrize("loss", ["plain", "chunked"])
+def test_a_small_model_with_a_large_vocabulary_is_told_that_the_loss_is_the_wall(loss: str) -> None:
+    changes = {"pin": {"micro_batch_size": 8, "loss": loss}, "data": {"train": "t", "max_length": 4096, "samples": 10}}
+    found = answer(training={"global_batch_size": 32}, **changes)
+    copy = f"{4 * 8 * 4096 * 151_936 / GIB:.2f} GiB"
+    said = found.causes if isinstance(found, Infeasible) else found.reasons
+    start = "the loss is the wall" if loss == "plain" else "the vocabulary would be the wall"
+    wall = next(text for text in said if text.startswith(start))
+    assert "32,768 tokens x 151,936 words" in wall
+    assert copy in wall
+    assert isinstance(found, Infeasible) is (loss == "plain")
+
+
+def test_a_run_that_is_offloaded_whole_is_told_that_the_host_binds() -> None:
+    pins = {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "micro_batch_size": 1}
+    hardware = {"gpu": "h100-nvl-94gb", "count": 1, "host_memory": "744GB"}
+    changes = {"model": "Qwen/Qwen2.5-32B", "pin": pins, "hardware": hardware}
+    plan = plan_of(**changes)
+    host = next(reason for reason in plan.reasons if reason.startswith("the host binds before the card"))
+    assert "offloaded-adam-moments" in host
+    closed = next(reason for reason in plan.reasons if reason.endswith("closes the gap"))
+    assert "above the host memory" in closed
+    refusal = refusal_of(**{**changes, "pin": {**pins, "bf16_master_weights": False}})
+    assert str(refusal.binding) == "host"
+    assert any(item.input == "hardware.host_memory" for item in refusal.relaxations)
+
+
+def test_amounts_in_reasons_are_for_people() -> None:
+    for reason in plan_of().reasons:
+        assert re.search(r"\d{7,}", reason) is None

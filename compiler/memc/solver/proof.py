@@ -11,6 +11,7 @@ from memc.solver.relaxations import Rebuild, relaxations
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.trail import trail
+from memc.solver.walls import loss_wall, states_wall
 from memc.solver.warnings import SPILLS, may_spill, pinned_bytes
 from memc.units import format_gib, format_seconds
 
@@ -109,6 +110,8 @@ def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resou
         f"there: {largest}",
         *_of_the_host(binding, ledger),
         _wall(accounts[0][0]),
+        *(loss_wall(machine, closest.config) if binding is Resource.GPU and at is Moment.LOSS else ()),
+        *(states_wall(machine) if binding is Resource.GPU else ()),
         *((SPILLS,) if binding is Resource.GPU and may_spill(machine.question, size) else ()),
     )
 

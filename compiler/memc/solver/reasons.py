@@ -8,6 +8,7 @@ from memc.plan import TrailStep, Verdict
 from memc.solver.frames import Shape
 from memc.solver.search import Machine
 from memc.solver.timed import Timed
+from memc.solver.walls import host_wall, in_words, loss_wall, states_wall
 from memc.units import format_gib, format_seconds
 
 _SHOWN_ABOVE = 2
@@ -25,7 +26,8 @@ def reasons(machine: Machine, best: Timed, steps: tuple[TrailStep, ...]) -> tupl
     chosen = best.candidate
     found = []
     if chosen.techniques:
-        found += [_as_asked(machine), *_below(machine, best, steps)]
+        found += [_as_asked(machine), *states_wall(machine), *_below(machine, best, steps)]
+    found += [*loss_wall(machine, best.config), *host_wall(machine, chosen.price.ledger())]
     found += _above(best.time, steps, chosen.rung)
     return (*found, *_micro_batch(machine, best))
 
@@ -37,7 +39,7 @@ def _as_asked(machine: Machine) -> str:
     largest = max(alive, key=lambda entry: entry.bytes)
     return (
         f"as asked each GPU needs {format_gib(gpu.required_bytes)}, in phase {gpu.binding_phase}; the largest entry is "
-        f"{largest.name} with {format_gib(largest.bytes)}: {largest.formula}"
+        f"{largest.name} with {format_gib(largest.bytes)}: {in_words(largest)}"
     )
 
 
