@@ -100,7 +100,7 @@ def test_names_by_version() -> None:
 @pytest.mark.parametrize("package", ["transformers", "trl", "accelerate", "deepspeed"])
 def test_successors_exist_and_what_they_replace_is_gone(package: str) -> None:
     keys = ("training-arguments", "sft-config", "dpo-config", "model-config", "accelerate-config", "accelerate-launch")
-    tables = [known for known in map(table, (*keys, "deepspeed-zero")) if known.package == package]
+    tables = [known for known in map(table, (*keys, "deepspeed-zero", "deepspeed")) if known.package == package]
     for old, successor in successors(package).items():
         newest = {known.key: known.versions[-1] for known in tables}
         assert not any(known.has(old, newest[known.key]) for known in tables), old

@@ -57,7 +57,7 @@ def combination_remarks(context: Context) -> Iterator[Remark]:
 def _said(rule: Rule, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values of a rule's sentence; what nothing states is said to be unset."""
     names = [name for _, name, _, _ in Formatter().parse(rule.sentence) if name]
-    return {**dict.fromkeys(names, "unset"), **values}
+    return {**dict.fromkeys(names, "unset"), "shard_ranks": "several", **values}
 
 
 def _places(rule: Rule, context: Context) -> tuple[Place, ...]:

@@ -125,8 +125,8 @@ def _judged(document: Document, steps: tuple[str, ...], reader: _Reader, context
             gone = f" (gone after {last})" if last else ""
             renamed = "setting-renamed" if successor.new else "setting-removed"
             version = context.versions[known.package]
-            who = _CLASSES.get((past or known).key, reader.who)
-            message = f"{who} of {known.package} {version.text} ({version.told}) has no {written}{gone}"
+            who = _called(_CLASSES.get((past or known).key, reader.who), known.package)
+            message = f"{who} {version.text} ({version.told}) has no {written}{gone}"
             if document.dialect == "command" and past is None:
                 return None
             others = (version.place,) if version.place is not None else ()
@@ -136,6 +136,11 @@ def _judged(document: Document, steps: tuple[str, ...], reader: _Reader, context
     if past is not None:
         return _of_another_version(written, name, past, reader, context, document, steps)
     return _unknown(written, name, reader, versions, document, steps)
+
+
+def _called(who: str, package: str) -> str:
+    """Returns how a reader is called beside a version of its package."""
+    return package if who.lower() == package else f"{who} of {package}"
 
 
 def _bare(written: str, reader: _Reader) -> str:
@@ -157,8 +162,8 @@ def _of_another_version(
         when, hint = f"it was there up to {last}", f"remove {written}, or install {past.package} {last}"
     else:
         when, hint = f"{added} has it", f"remove {written}, or install {past.package} {added} or later"
-    who = _CLASSES.get(past.key, reader.who)
-    message = f"{who} of {past.package} {version.text} ({version.told}) has no {written}: {when}"
+    who = _called(_CLASSES.get(past.key, reader.who), past.package)
+    message = f"{who} {version.text} ({version.told}) has no {written}: {when}"
     others = (version.place,) if version.place is not None else ()
     return Remark(
         code="setting-of-another-version",
@@ -189,8 +194,7 @@ def _unknown(
         return None
     package = reader.tables[0].package
     what = "stops at it" if reader.strict else "passes over it in silence"
-    who = package if reader.who.lower() == package else f"{reader.who} of {package}"
-    message = f"{who} {versions[package]} knows no {written}, and {what}"
+    message = f"{_called(reader.who, package)} {versions[package]} knows no {written}, and {what}"
     spelt = (
         close
         if written == name or not reader.prefix

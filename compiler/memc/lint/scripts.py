@@ -197,6 +197,8 @@ class _Script:
             keys["trainer_arguments"] = (_position(trainer), section(inner, _position(trainer)))
         for load in self.loads:
             inner, _ = self._keywords(load)
+            if load.args:
+                inner["pretrained_model_name_or_path"] = (_position(load.args[0]), self._node(load.args[0], 0))
             keys["from_pretrained"] = (_position(load), section(inner, _position(load)))
             break
         enable = called.get("gradient_checkpointing_enable")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from memc.lint.records import Document, Kind, leaf, section
 from memc.lint.records import words as words_of
+from memc.lint.scripts import UNRESOLVED
 from memc.spec_source import Node, Position, scalar_value
 
 _ASSIGNED = re.compile(
@@ -28,6 +29,7 @@ _SWITCHES = words_of(
 )
 """Flags of launchers that take no value."""
 _MAX_TOKENS = 4000
+_FILES = (".json", ".yaml", ".yml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +103,8 @@ def _launches(path: Path, line: list[_Token], variables: dict[str, str]) -> Iter
     flags, after = _flags(line, words, begin, launcher)
     script = words[after] if after < len(words) else ""
     position = line[start].position
-    names = [str(node.value) for name, (_, node) in flags.items() if name in ("config_file", "deepspeed_config_file")]
+    named = ("config_file", "deepspeed_config_file")
+    names = [node.value for name, (_, node) in flags.items() if name in named and isinstance(node.value, str)]
     environment = {name: value for name, value in variables.items() if name.isupper()}
     launch = Document(
         kind=Kind.LAUNCH,
@@ -119,8 +122,7 @@ def _launches(path: Path, line: list[_Token], variables: dict[str, str]) -> Iter
     yield launch
     passed, _ = _flags(line, words, after + 1, "")
     if passed:
-        named = [str(passed[name][1].value) for name in ("deepspeed", "fsdp_config", "config_file") if name in passed]
-        listed = tuple(word for word in (*named, *words[after + 1 :]) if word.endswith((".json", ".yaml", ".yml")))
+        listed = tuple(word for word in words[after + 1 :] if word.endswith(_FILES))
         yield Document(
             kind=Kind.ARGUMENTS,
             path=path,
@@ -130,7 +132,7 @@ def _launches(path: Path, line: list[_Token], variables: dict[str, str]) -> Iter
             owner=launch,
         )
     elif after + 1 < len(words):
-        configs = tuple(word for word in words[after + 1 :] if word.endswith((".json", ".yaml", ".yml")))
+        configs = tuple(word for word in words[after + 1 :] if word.endswith(_FILES))
         if configs:
             yield Document(
                 kind=Kind.ARGUMENTS,
@@ -188,10 +190,17 @@ def _flags(
         if not equals and following and not _is_flag(following) and not (launcher and plain in _SWITCHES):
             value, index = following, index + 1
             equals = "="
-        if not plain or "$" in value:
-            continue
-        flags[plain] = (position, leaf(scalar_value(value) if equals else True, position))
+        if plain:
+            flags[plain] = (position, leaf(_meant(value) if equals else True, position))
     return flags, index
+
+
+def _meant(value: str) -> object:
+    """Returns what a flag's value means; of a path below an unknown folder its name, else that only a run can tell."""
+    if "$" not in value:
+        return scalar_value(value)
+    name = value.rpartition("/")[2]
+    return name if name.endswith(_FILES) and "$" not in name else UNRESOLVED
 
 
 def _is_flag(word: str) -> bool:

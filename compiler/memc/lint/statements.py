@@ -270,6 +270,7 @@ def _of_script(document: Document) -> Iterator[Stated]:
         ("torch_dtype", "weights_dtype"),
         ("dtype", "weights_dtype"),
         ("load_in_4bit", "load_in_4bit"),
+        ("pretrained_model_name_or_path", "model"),
     ):
         node = document.find(*load, key)
         value = None if node is None else plain(name, node)

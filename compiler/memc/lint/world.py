@@ -7,12 +7,18 @@ from collections.abc import Iterator
 
 from memc.lint.context import Context
 from memc.lint.records import Document, Kind, Place, Remark, Stated, Weight
+from memc.lint.scripts import UNRESOLVED
 from memc.lint.statements import Statements
+
+_COUNTS = ("num_processes", "num_machines", "nproc_per_node", "nnodes", "num_gpus", "num_nodes")
+"""Flags of launchers that count processes and machines."""
 
 
 def processes(context: Context) -> Stated | None:
     """Returns the number of processes over all nodes, with the place that says so; None when nothing does."""
     statements = context.statements
+    if any(document.value(flag) is UNRESOLVED for document in statements.of(Kind.LAUNCH) for flag in _COUNTS):
+        return None
     per_node, nodes = statements.first("processes_per_node"), statements.first("nodes")
     if per_node is not None and _whole(per_node.value):
         count = nodes.value if nodes is not None and _whole(nodes.value) else 1
