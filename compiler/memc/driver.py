@@ -14,9 +14,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memc.config import Task
 from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document, record_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, Objective, load_gpu, load_model
+from memc.facts.classifiers import as_classifier
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
 from memc.spec import LoadedSpec, load_spec
@@ -300,7 +302,7 @@ def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
     """Returns what of the plan has a price, and no file that could say it."""
     found = []
     model = _facts(loaded)[1]
-    if model.objective is not Objective.CAUSAL_LM:
+    if model.objective is not Objective.CAUSAL_LM and loaded.spec.task is not Task.CLASSIFICATION:
         found.append(_not_written(loaded, model))
     if not plan.run.train_data:
         found.append(
@@ -530,6 +532,8 @@ def _facts(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
     found: list[Diagnostic] = []
     try:
         model = load_model(spec.model, base_dir=base)
+        if spec.task is Task.CLASSIFICATION:
+            model = as_classifier(model, spec.data.classes)
     except MemcError as error:
         found += _placed(loaded, "model", error)
     try:

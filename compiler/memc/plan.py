@@ -56,6 +56,7 @@ class RunSettings:
         accelerator: What SkyPilot calls the card; empty without.
         libraries: Package and release where the spec names one; the others are those that memc plans with.
         dpo: The loss of preference training; None for other tasks.
+        labels: Names of the classes that texts are sorted into; empty where they are found in the training file.
     """
 
     model: str
@@ -84,8 +85,9 @@ class RunSettings:
     image: str = ""
     volume: str = ""
     accelerator: str = ""
-    dpo: PreferenceSettings | None = None
     libraries: tuple[tuple[str, str], ...] = ()
+    dpo: PreferenceSettings | None = None
+    labels: tuple[str, ...] = ()
 
 
 class Verdict(StrEnum):

@@ -33,6 +33,7 @@ from memc.spec_values import (
 )
 
 DEFAULT_EPOCHS = 3.0
+_FEWEST_CLASSES = 2
 
 
 def _count(most: int, *, least: int = 1) -> Any:
@@ -68,8 +69,16 @@ class Data(Section):
     """Number of training samples, when the file is elsewhere."""
     mean_tokens: Annotated[int, _count(10**9)] | None = None
     """Mean tokens per sample, when the file is elsewhere; `max_length` is assumed without it."""
+    labels: Names = ()
+    """Names of the classes of texts, in the order of their numbers; found in the training file when not given."""
     assistant_only_loss: Flag = False
     """Whether only the turns of the assistant carry loss (chat data)."""
+
+
+    @property
+    def classes(self) -> int:
+        """Classes that texts are sorted into; 2 where the spec does not name them."""
+        return len(self.labels) or _FEWEST_CLASSES
 
 
 class Lora(Section):
@@ -317,7 +326,7 @@ class Spec(Section):
     model: Text = Field(examples=["Qwen/Qwen2.5-7B-Instruct"])
     """Model: a catalogue key, a hub id, a folder or a config.json."""
     task: Task = Task.SFT
-    """What is trained: sft (instruction data), pretrain (plain text) or dpo (pairs of a better and a worse answer)."""
+    """What is trained: sft (instruction data), pretrain (plain text), dpo (pairs of answers) or classification."""
     data: Data = Field(examples=["{train: data/train.jsonl, max_length: 2048}"])
     """What is trained on."""
     method: Methods = ()

@@ -50,6 +50,43 @@ def _assistant_loss(spec: Spec) -> Iterator[Finding]:
     )
 
 
+def _labels(spec: Spec) -> Iterator[Finding]:
+    labels = spec.data.labels
+    if labels and spec.task is not Task.CLASSIFICATION:
+        yield Finding(
+            code="spec-setting-of-other-task",
+            field="data.labels",
+            message=f"`data.labels` is a setting of `task: classification`, but `task` is {spec.task}",
+            hint="write `task: classification`, or remove `labels`",
+            also=("task",),
+        )
+    elif len(labels) == 1:
+        yield Finding(
+            code="spec-one-label",
+            field="data.labels",
+            message=f"`labels` names only {labels[0]!r}, and texts cannot be sorted into one class",
+            hint="name every class, or remove `labels`",
+            also=("task",),
+        )
+
+
+def _of_classification(spec: Spec) -> Iterator[Finding]:
+    if spec.task is not Task.CLASSIFICATION:
+        return
+    for name, given, reason in (
+        ("data.packing", spec.data.packing, "each text is sorted by itself"),
+        ("pin.loss", spec.pin.loss is LossHead.CHUNKED, "there are no logits of a vocabulary to tile"),
+    ):
+        if given:
+            yield Finding(
+                code="spec-no-place-in-classification",
+                field=name,
+                message=f"`{name}` has no place in `task: classification`: {reason}",
+                hint=f"remove `{name.partition('.')[2]}`",
+                also=("task",),
+            )
+
+
 def _packed_samples(spec: Spec) -> Iterator[Finding]:
     if spec.task is Task.DPO and spec.data.packing:
         yield Finding(
@@ -128,6 +165,8 @@ def _smoothing(spec: Spec) -> Iterator[Finding]:
 TASK_CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _settings_of_other_tasks,
     _assistant_loss,
+    _labels,
+    _of_classification,
     _packed_samples,
     _plain_loss,
     _dropout,

@@ -118,6 +118,11 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
         replace(_FSDP, task=Task.DPO, packing=False),
         {},
     ),
+    "classes-over-a-4-bit-base": (
+        replace(make_config(method=Method.QLORA), task=Task.CLASSIFICATION),
+        replace(make_config(method=Method.LORA), task=Task.CLASSIFICATION),
+        {},
+    ),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),
     "zero-2-gradients-of-reused-modules": (_ZERO2, _zero(3), {"deepspeed": "0.19.3"}),
     "second-copy-beside-offloaded-weights": (

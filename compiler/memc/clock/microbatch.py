@@ -9,7 +9,7 @@ from memc.clock.kernels import attention_seconds, product_seconds
 from memc.clock.shapes import Product, between, products_of
 from memc.clock.workload import Compute, Kernels
 from memc.config import patch_grid
-from memc.facts.records import Block, ModelFacts, Sees, Stack
+from memc.facts.records import Block, ModelFacts, Objective, Sees, Stack
 from memc.units import ceil_div
 
 

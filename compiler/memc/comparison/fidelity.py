@@ -39,6 +39,7 @@ DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
 _OTHER_SETTINGS: dict[Touch, tuple[str, ...]] = {
     Touch.NUMERICS: (
         "task",
+        "classes",
         "max_length",
         "packing",
         "base_precision",
@@ -72,6 +73,7 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
         "seed",
         "assistant_only_loss",
         "dpo",
+        "labels",
     ),
     Touch.NEITHER: (
         "eval_data",

@@ -36,6 +36,8 @@ _FP8_FROM = (8, 9)  # accelerate utils/environment.py check_cuda_fp8_capability
 def _loss_why_not(config: TrainingConfig, situation: Situation) -> str | None:
     if situation.model.objective not in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM):
         return "only the loss of causal language models is computed in tiles"
+    if config.task is Task.CLASSIFICATION:
+        return "a head for classes has no logits of a vocabulary"
     return "the loss is chunked already" if config.loss is LossHead.CHUNKED else None
 
 

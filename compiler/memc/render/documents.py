@@ -11,9 +11,11 @@ from memc.config import (
     Offload,
     Optimizer,
     Precision,
+    Task,
     TrainingConfig,
     ZeroConfig,
 )
+from memc.facts import ModelFacts
 from memc.plan import Plan
 from memc.render.sharding import AMP_OF_PRECISION, fsdp_sections
 
@@ -49,7 +51,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "data_types": {"grad_accum_dtype": _DEEPSPEED_DTYPE[config.precision]},
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": _zero_section(config.zero, plan.run.nvme_path),
+        "zero_optimization": _zero_section(config.zero, plan.run.nvme_path) | _leaf_section(config.zero, plan.model),
     }
     document.update(_precision_sections(config, config.zero))
     if config.zero.offload_optimizer is not Offload.NONE:
@@ -116,6 +118,15 @@ def _zero_section(zero: ZeroConfig, nvme_path: str) -> dict[str, Any]:
     return section
 
 
+def _leaf_section(zero: ZeroConfig, model: ModelFacts) -> dict[str, Any]:
+    """Returns which modules ZeRO-3 gathers and reduces as a whole: those whose experts differ from rank to rank.
+
+    Source: deepspeed runtime/zero/leaf_module_config.py, whose default names three families only.
+    """
+    routers = sorted({group.block.mlp.router_class for group in model.groups} - {""})
+    return {"leaf_module": {"classes": routers}} if zero.stage == 3 and routers else {}
+
+
 def _optimizer_section(config: TrainingConfig) -> dict[str, Any]:
     params: dict[str, Any] = {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"}
     if config.zero is not None and config.zero.offload_optimizer is Offload.NONE:
@@ -176,11 +187,11 @@ def peft_config(plan: Plan) -> dict[str, Any]:
         "init_lora_weights": True,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "modules_to_save": None,
+        "modules_to_save": list(lora.modules_to_save) or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": list(lora.target_modules),
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if plan.config.task is Task.CLASSIFICATION else "CAUSAL_LM",
         "use_dora": False,
         "use_rslora": False,
     }

@@ -16,10 +16,11 @@ from memc.config import (
     Task,
     TrainingConfig,
 )
+from memc.facts.classifiers import classifier_head
 from memc.plan import Plan
 from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
-from memc.render.sharding import checkpoints_in_plugin
 from memc.render.releases import argument_branches
+from memc.render.sharding import checkpoints_in_plugin
 
 _MIXED_PRECISION = {
     Precision.BF16: "bf16",
@@ -69,6 +70,14 @@ def constants(plan: Plan) -> dict[str, Any]:
     }
     if config.task is Task.SFT:
         named |= {"ROW_KEYS": _SFT_ROW_KEYS, "ASSISTANT_ONLY_LOSS": run.assistant_only_loss}
+    if config.task is Task.CLASSIFICATION:
+        head = classifier_head(plan.model.model_type)
+        named |= {
+            "ROW_KEYS": ("text", "label"),
+            "LABELS": run.labels or None,
+            "HEAD_MODULES": head.trained,
+            "UNUSED_MODULES": head.unused,
+        }
     if run.dpo is not None:
         named |= {
             "ROW_KEYS": _PREFERENCE_ROW_KEYS,
@@ -105,6 +114,8 @@ def branches(plan: Plan) -> dict[str, Any]:
         "sft": sft,
         "pretrain": pretrain,
         "dpo": config.task is Task.DPO,
+        "classification": config.task is Task.CLASSIFICATION,
+        "auto_class": plan.model.auto_class,
         "reference_model": config.reference is Reference.MODEL,
         "adapters": config.lora is not None,
         "quantized": config.method is Method.QLORA,
@@ -122,6 +133,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         or (config.offload_optimizer, config.offload_param) != (Offload.NONE, Offload.NONE),
         "HOST_MEMORY_BYTES": plan.ledger.host.required_bytes,
         "SHARD_RANKS": config.shard_ranks,
+        **argument_branches(plan.run),
         "fp16": config.precision is Precision.FP16,
         "varlen": config.attention is Attention.FLASH_ATTENTION_2,
         "chunked_loss": pretrain and chunked,
@@ -133,16 +145,21 @@ def branches(plan: Plan) -> dict[str, Any]:
         "DOUBLE_QUANTIZATION": config.double_quantization,
         "GRADIENT_AS_BUCKET_VIEW": config.gradient_as_bucket_view,
         "summary": _summary(config),
-        **argument_branches(plan.run),
     }
 
 
-_TRAINER = {Task.SFT: "SFTTrainer", Task.PRETRAIN: "Trainer", Task.DPO: "DPOTrainer"}
-_ARGUMENTS = {Task.SFT: "SFTConfig", Task.PRETRAIN: "TrainingArguments", Task.DPO: "DPOConfig"}
+_TRAINER = {Task.SFT: "SFTTrainer", Task.PRETRAIN: "Trainer", Task.DPO: "DPOTrainer", Task.CLASSIFICATION: "Trainer"}
+_ARGUMENTS = {
+    Task.SFT: "SFTConfig",
+    Task.PRETRAIN: "TrainingArguments",
+    Task.DPO: "DPOConfig",
+    Task.CLASSIFICATION: "TrainingArguments",
+}
 _SUMMARY = {
     Task.SFT: "Supervised fine-tuning of a causal language model",
     Task.PRETRAIN: "Continued pre-training of a causal language model",
     Task.DPO: "Preference training (DPO) of a causal language model",
+    Task.CLASSIFICATION: "Training of a model that sorts texts into classes",
 }
 
 

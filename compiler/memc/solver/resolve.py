@@ -20,6 +20,7 @@ from memc.config import (
 )
 from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets
+from memc.facts.classifiers import classifier_head
 from memc.facts.records import Objective
 from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
@@ -33,12 +34,12 @@ from memc.solver.images import (
     image_tokens_of,
     sequence_tokens,
 )
-from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
 from memc.solver.releases import broken_notes, broken_techniques, library_notes, unknown_releases
+from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
 from memc.units import ceil_div, format_gib
 
 _RESERVE_PART = 50
-_LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64, Task.DPO: 32}
+_LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64, Task.DPO: 32, Task.CLASSIFICATION: 16}
 _LONGEST_LOSS_SECONDS = 3600
 _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
 # Source: trl 1.16.0, the commands at the top of scripts/dpo.py.
@@ -243,6 +244,7 @@ def run_settings(
         volume=spec.launch.volume or "",
         accelerator=spec.launch.accelerator or "",
         libraries=tuple(sorted(spec.libraries.named.items())),
+        labels=spec.data.labels,
         dpo=_preference_settings(spec) if spec.task is Task.DPO else None,
     )
 
@@ -285,7 +287,7 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
             f"FlashAttention-2 does not run on {gpu.name}",
             "pin attention to sdpa, which picks the best kernel of the card",
         )
-    :if Method.QLORA in spec.method and not gpu.bitsandbytes::
+    if Method.QLORA in spec.method and not gpu.bitsandbytes:
         add("method", "no-4bit", f"bitsandbytes 4-bit does not run on {gpu.name}", "use method lora")
     found += image_contradictions(loaded, model)
     longest = model.max_position_embeddings
@@ -350,7 +352,15 @@ def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
         dropout=pin.lora_dropout if pin.lora_dropout is not None else lora.dropout,
         target_modules=names,
         precision=pin.adapter_precision or lora.precision,
+        modules_to_save=_whole_modules(loaded, model),
     )
+
+
+def _whole_modules(loaded: LoadedSpec, model: ModelFacts) -> tuple[str, ...]:
+    """Returns the modules that train whole beside adapters: a head for classes, which no checkpoint has."""
+    if loaded.spec.task is not Task.CLASSIFICATION:
+        return ()
+    return classifier_head(model.model_type).trained
 
 
 def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Method, lora: LoraConfig) -> TrainingConfig:
@@ -394,6 +404,7 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
         checkpoint_offload=bool(pin.checkpoint_offload),
         context_parallel=pin.context_parallel or 1,
         reference=reference_of(spec, method),
+        classes=spec.data.classes if spec.task is Task.CLASSIFICATION else 0,
         images_per_sample=images,
         image_pixels=pixels,
     )

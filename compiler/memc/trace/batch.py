@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from memc.config import TrainingConfig
+from memc.config import Task, TrainingConfig
 from memc.trace.build import uses_autocast
 
 _LABEL = 5
@@ -59,6 +59,8 @@ def _text(config: TrainingConfig, length: int) -> dict[str, Any]:
         "input_ids": torch.full(shape, _TOKEN, dtype=torch.long),
         "labels": torch.full(shape, _LABEL, dtype=torch.long),
     }
+    if config.task is Task.CLASSIFICATION:
+        batch["labels"] = torch.zeros(shape[0], dtype=torch.long)
     if config.padding_mask:
         mask = torch.ones(shape, dtype=torch.long)
         mask[:, -1] = 0

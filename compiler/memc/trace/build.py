@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 
 from memc.config import AdapterPrecision, BasePrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
 from memc.errors import usage_error
+from memc.facts.architectures import architecture_keys, load_architecture
 from memc.trace.optional import library
 from memc.trace.quantized import quantize, stored_nf4
 from memc.trace.records import Region
@@ -45,7 +46,9 @@ def model_config(given: Given) -> Any:
 
 
 def model_class(settings: Any) -> Any:
-    """Returns the class that the config names, or the first auto class' choice of one with a loss.
+    """Returns the class that the config names, or the choice of the auto class that its family is described for.
+
+    A family without a description gets the first auto class' choice of one with a loss.
 
     Raises:
         MemcError: `trace-model-unknown`, when transformers has no model for the config.
@@ -54,7 +57,7 @@ def model_class(settings: Any) -> Any:
         found = getattr(transformers, name, None)
         if found is not None:
             return found
-    for name in _AUTO_CLASSES:
+    for name in (*_described_class(settings.model_type), *_AUTO_CLASSES):
         mapping = getattr(transformers, name)._model_mapping
         if type(settings) in mapping:
             found = mapping[type(settings)]
@@ -64,6 +67,13 @@ def model_class(settings: Any) -> Any:
         f"transformers {transformers.__version__} has no model for model_type {settings.model_type!r}",
         hint="upgrade transformers, or skip the trace with --no-certify",
     )
+
+
+def _described_class(model_type: str) -> tuple[str, ...]:
+    """Returns the auto class that a family's description names; empty where there is no description."""
+    if model_type not in architecture_keys():
+        return ()
+    return (str(load_architecture(model_type).get("auto_class", _AUTO_CLASSES[0])),)
 
 
 def base_dtype(config: TrainingConfig) -> torch.dtype:
@@ -91,7 +101,12 @@ def build(config: TrainingConfig, given: Given, *, shallow: bool) -> tuple[Any, 
     With `shallow`, layers that repeat others are left out; the second value says which stand for how many.
     """
     settings = model_config(given)
-    automatic = model_class(settings)
+    if config.task is Task.CLASSIFICATION:
+        settings.num_labels = config.classes
+        settings.get_text_config().pad_token_id = settings.get_text_config().pad_token_id or 0  # the script sets it
+        automatic: Any = transformers.AutoModelForSequenceClassification._model_mapping[type(settings)]
+    else:
+        automatic = model_class(settings)
     with torch.device("meta"), no_init_weights(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
