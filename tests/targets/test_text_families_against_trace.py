@@ -29,9 +29,21 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "pad_token_id": 0,
 }
+ROUTED: dict[str, Any] = {
+    **SIZES,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 192,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": 2048, "hidden_size": 256, "n_layer": 6, "n_head": 4},
     "falcon": SIZES,
+    "cohere": SIZES,
+    "cohere2": {**SIZES, "sliding_window": 100},
+    "olmoe": {**ROUTED, "intermediate_size": 128, "num_key_value_heads": 4},
+    "qwen2_moe": ROUTED,
+    "seed_oss": {**SIZES, "head_dim": 64},
     "falcon-new": {**SIZES, "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
 }
 CASES: dict[str, dict[str, Any]] = {
