@@ -67,7 +67,7 @@ matrix: $(FULL)  ## compile every target, show each to its readers, train what a
 	$(BIN)/python scripts/run_matrix.py -n 2 --dist loadgroup $(ARGS)
 
 e2e: $(FULL)  ## faults, equal losses, the probe; then what needs a GPU, skipped without one
-	$(PYTEST) $(wildcard tests/e2e tests/gpu) --ignore tests/e2e/test_matrix.py
+	$(PYTEST) $(wildcard tests/e2e tests/gpu) $(foreach name,matrix preference classification,--ignore tests/e2e/test_$(name).py)
 
 examples: $(CORE)  ## regenerate the checked-in examples
 	$(BIN)/python scripts/examples.py

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 from memc.cli import app
-from memc.config import TrainingConfig
+from memc.config import Reference, TrainingConfig
 from memc.document import settings_document
 from memc.plan import RunSettings
 from planmaker import make_run
@@ -58,6 +58,8 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
         "checkpoint_offload": config.checkpoint_offload,
         "padding_mask": config.padding_mask,
     }
+    if config.reference in (Reference.MODEL, Reference.PRECOMPUTED):
+        pin["reference"] = config.reference.value
     if config.context_parallel > 1:
         pin["context_parallel"] = config.context_parallel
     if run.eval_data and config.eval_batch_size:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import socket
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,3 +103,16 @@ def launch(
     with (start / "launch.log").open("a", encoding="utf-8") as log:
         log.write(text)
     return Outcome(status=process.returncode, text=text)
+
+
+def inspect_model(program: str, *arguments: str) -> Any:
+    """Returns the JSON that a short program prints on its last line, run where torch may be imported."""
+    outcome = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, *arguments],
+        env=framework_environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert outcome.returncode == 0, outcome.stderr[-4000:]
+    return json.loads(outcome.stdout.strip().splitlines()[-1])

@@ -16,6 +16,7 @@ from memc.config import (
     Offload,
     Optimizer,
     Precision,
+    Reference,
     Task,
     TrainingConfig,
 )
@@ -138,7 +139,26 @@ def _several_nodes() -> dict[str, TrainingConfig]:
 def matrix() -> dict[str, TrainingConfig]:
     """Returns all configurations by name: those of one process, of four and of eight."""
     alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
-    return alone | _fsdp() | _several_nodes() | schedulers()
+    return alone | _fsdp() | _several_nodes() | preferences() | schedulers()
+
+
+def preferences() -> dict[str, TrainingConfig]:
+    """Returns preference training on every engine, with every place that the reference can have there."""
+    model, ahead = Reference.MODEL, Reference.PRECOMPUTED
+    wholes = {Engine.SINGLE: (model, ahead), Engine.DDP: (model, ahead), Engine.DEEPSPEED: (model,), Engine.FSDP: ()}
+    cases = {}
+    for engine, references in wholes.items():
+        for reference in (Reference.ADAPTERS_OFF, *references):
+            cases[f"dpo-{engine}-{reference}"] = make_config(
+                task=Task.DPO,
+                engine=engine,
+                method=Method.LORA if reference is Reference.ADAPTERS_OFF else Method.FULL,
+                reference=reference,
+                gpus_per_node=1 if engine is Engine.SINGLE else 4,
+                packing=False,
+                padding_mask=True,
+            )
+    return cases
 
 
 SCHEDULERS: dict[str, dict[str, Any]] = {

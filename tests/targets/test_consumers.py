@@ -65,7 +65,7 @@ def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, 
     report, config = reports[name], CASES[name]
     assert "error" not in report, report["error"]
     arguments = report["arguments"]
-    assert report["class"] == ("SFTConfig" if config.task is Task.SFT else "TrainingArguments")
+    assert report["class"] == {Task.SFT: "SFTConfig", Task.DPO: "DPOConfig"}.get(config.task, "TrainingArguments")
     assert arguments["per_device_train_batch_size"] == config.micro_batch_size
     assert arguments["gradient_accumulation_steps"] == config.gradient_accumulation_steps
     assert arguments["per_device_eval_batch_size"] == (config.eval_batch_size or config.micro_batch_size)
