@@ -153,6 +153,7 @@ def _mlp(section: Mapping[str, Any], names: Names) -> MlpFacts:
         experts=names.size(section.get("experts", 0)),
         experts_per_token=names.size(section.get("experts_per_token", 0)),
         shared_intermediate=names.size(section.get("shared_intermediate", 0)),
+        router_class=section.get("router_class", ""),
     )
 
 

@@ -215,6 +215,7 @@ class MlpFacts:
         experts: Routed experts, whose inner width is `intermediate`; 0 in a dense layer.
         experts_per_token: Experts that one token is sent to; 0 in a dense layer.
         shared_intermediate: Inner width of the expert that every token passes; 0 without one.
+        router_class: Class name of the module that sends tokens to experts; empty in a dense layer.
     """
 
     intermediate: int
@@ -224,6 +225,7 @@ class MlpFacts:
     experts: int = 0
     experts_per_token: int = 0
     shared_intermediate: int = 0
+    router_class: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
