@@ -86,7 +86,8 @@ def used_facts(question: Question, config: TrainingConfig, read: Mapping[str, Fa
     """
     model, gpu = question.model, question.gpu
     found = {key: fact.value for key, fact in read.items()}
-    found |= {f"stack.{name}": load_fact(f"stack.{name}").value for name in _libraries(config)}
+    named = question.loaded.spec.libraries.named
+    found |= {f"stack.{name}": named.get(name) or load_fact(f"stack.{name}").value for name in _libraries(config)}
     found |= _figures(f"gpus.{gpu.key}", gpu)
     found |= _figures(f"models.{model.key}", model) | {f"models.{model.key}.params": model.total_params}
     blocks = Counter[Block]()
