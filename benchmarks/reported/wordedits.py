@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from memc.lint.settings import table
 
 _CONSTRUCTORS = ("TrainingArguments", "SFTConfig", "DPOConfig", "HfDeepSpeedConfig")
 _CALLS = ((r"input.?grad|require_grads|the (call|hook)", "enable_input_require_grads"),)
@@ -51,12 +52,42 @@ def edited_by_words(files: Mapping[str, str], words: str) -> tuple[dict[str, str
     if not names:
         return None
     changed = {path: edited(path, text, edit) for path, text in files.items()}
+    changed = _with_new(changed, files, edit)
     if all(_same(path, files[path], changed[path]) for path in files):
         return None
     for package, version in edit.versions.items():
         lines = re.sub(rf"(?m)^{re.escape(package)}\b.*\n", "", changed.get("requirements.txt", ""))
         changed["requirements.txt"] = f"{lines}{package}=={version}\n"
     return changed, names[0]
+
+
+def _with_new(changed: dict[str, str], before: Mapping[str, str], edit: Edit) -> dict[str, str]:
+    """Returns the files with the settings that stood nowhere, each where its reader looks for it."""
+    for dotted, value in edit.sets.items():
+        name = dotted.rpartition(".")[2]
+        if any(re.search(rf"\b{re.escape(name)}\b", text) for text in before.values()):
+            continue
+        if name in table("deepspeed-zero").names and "ds_config.json" in changed:
+            document = json.loads(changed["ds_config.json"])
+            new = {"device": value} if name.startswith("offload_") else value
+            document.setdefault("zero_optimization", {})[name] = new
+            changed["ds_config.json"] = json.dumps(document, indent=2)
+        elif name in table("accelerate-config").names or name.startswith("fsdp_"):
+            document = yaml.safe_load(changed["accelerate.yaml"])
+            (document.setdefault("fsdp_config", {}) if name.startswith("fsdp_") else document)[name] = value
+            changed["accelerate.yaml"] = yaml.safe_dump(document, sort_keys=False)
+        elif name in table("training-arguments").names or name in table("sft-config").names:
+            changed["train.py"] = _with_argument(changed["train.py"], name, value)
+    return changed
+
+
+def _with_argument(text: str, name: str, value: Any) -> str:
+    """Returns a script whose arguments are given one more."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in _CONSTRUCTORS:
+            node.keywords.append(ast.keyword(arg=name, value=ast.Constant(value)))
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
 def _same(path: str, before: str, after: str) -> bool:
@@ -170,7 +201,7 @@ def _move(tree: ast.AST, first: str, second: str) -> None:
     def leads(statement: ast.stmt, names: Iterable[str], depth: int = 0) -> bool:
         for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
             name = _called(call)
-            if name in names:
+            if name in names and (name != "from_pretrained" or "Model" in ast.unparse(call.func)):
                 return True
             if name in functions and depth < 4 and any(leads(s, names, depth + 1) for s in functions[name].body):
                 return True

@@ -15,6 +15,7 @@ from memc.rules import load_rules
 SARIF_VERSION = "2.1.0"
 SARIF_SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 _RULES = {
+    "auto-without-trainer": "A value is left to a trainer where there is none.",
     "batch-arithmetic": "A batch size is not micro-batch times accumulation times processes.",
     "call-argument-moved": "A call passes an argument that the installed version does not take.",
     "edited": "A generated file was edited by hand.",

@@ -37,6 +37,16 @@ _STATES_ONCE = (
     "fsdp_version",
     "wrap_class",
 )
+_BY_THE_TRAINER = (
+    ("train_batch_size",),
+    ("train_micro_batch_size_per_gpu",),
+    ("gradient_accumulation_steps",),
+    ("gradient_clipping",),
+    ("optimizer", "params", "lr"),
+    ("zero_optimization", "reduce_bucket_size"),
+    ("bf16", "enabled"),
+    ("fp16", "enabled"),
+)
 _AUTO = "write auto there, and the trainer fills in its own value"
 
 
@@ -50,6 +60,7 @@ def agreement_remarks(context: Context) -> Iterator[Remark]:
     yield from _precisions(statements)
     yield from _schedulers(statements)
     yield from _twice(statements)
+    yield from _filled_by_nobody(statements)
     yield from _models(statements)
 
 
@@ -310,6 +321,26 @@ def _twice(statements: Statements) -> Iterator[Remark]:
                 weight = Weight.WARNING
             yield _differs(stated[0], item, "write the same in both, or remove one of the two", weight=weight, why=why)
             break
+
+
+def _filled_by_nobody(statements: Statements) -> Iterator[Remark]:
+    """Yields a remark when DeepSpeed itself gets a JSON whose values a trainer was to fill in."""
+    for document in statements.of(Kind.SCRIPT):
+        if not document.has("deepspeed_initialize") or statements.of(Kind.ARGUMENTS) or document.has("trainer"):
+            continue
+        for config in statements.of(Kind.DEEPSPEED):
+            for steps in _BY_THE_TRAINER:
+                if config.value(*steps) == "auto":
+                    key = ".".join(steps)
+                    yield Remark(
+                        code="auto-without-trainer",
+                        weight=Weight.ERROR,
+                        message=f"{key} is auto in {config.path.name}, and deepspeed.initialize fills nothing in",
+                        hint=f"write a number for {key}",
+                        place=config.place(*steps),
+                        others=(document.place("deepspeed_initialize"),),
+                    )
+                    return
 
 
 def _models(statements: Statements) -> Iterator[Remark]:

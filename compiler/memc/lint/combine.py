@@ -31,6 +31,9 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
     "offload_param": ("offload_param", "fsdp_offload"),
     "model_type": ("model",),
     "tokens_beyond_positions": ("max_length",),
+    "grows_vocabulary": ("grows_vocabulary",),
+    "one_tied_table_saved": ("modules_to_save",),
+    "embeddings_train": ("adapter",),
     "wraps_by_class": ("wrap_policy",),
 }
 """Statements that a value is made of, where they have other names than it."""

@@ -23,7 +23,7 @@ _CLASSES: dict[str, tuple[Kind, str]] = {
     "LoraConfig": (Kind.ADAPTER, ""),
     "BitsAndBytesConfig": (Kind.QUANTIZATION, ""),
 }
-WORDS = (*(name.encode() for name in _CLASSES), b"from_pretrained", b"HfDeepSpeedConfig")
+WORDS = (*(name.encode() for name in _CLASSES), b"from_pretrained", b"HfDeepSpeedConfig", b"deepspeed.initialize")
 """One of these stands in every script that is read further."""
 _COMPARED: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -59,7 +59,8 @@ def script_documents(path: Path, text: str) -> tuple[Document, ...]:
         return ()
     reader = _Script(path, tree)
     calls = tuple(reader.documents())
-    return (*calls, reader.behaviour()) if calls or reader.loads else ()
+    does = reader.behaviour()
+    return (*calls, does) if calls or does.node.keys else ()
 
 
 class _Script:
@@ -185,11 +186,17 @@ class _Script:
             "get_peft_model",
             "prepare_model_for_kbit_training",
             "gradient_checkpointing_enable",
+            "resize_token_embeddings",
             "HfDeepSpeedConfig",
             "LoraConfig",
         ):
             if name in called:
                 keys[name] = (_position(called[name]), leaf(True, _position(called[name])))
+        started = next(
+            (call for call in self.calls if _called(call) == "initialize" and _owner(call) == "deepspeed"), None
+        )
+        if started is not None:
+            keys["deepspeed_initialize"] = (_position(started), leaf(True, _position(started)))
         trainer = next((called[name] for name in _TRAINERS if name in called), None)
         if trainer is not None:
             inner, _ = self._keywords(trainer)
@@ -251,6 +258,10 @@ def _is_model_load(call: ast.Call) -> bool:
 
 def _called(call: ast.Call) -> str:
     return _name(call.func)
+
+
+def _owner(call: ast.Call) -> str:
+    return _name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _name(node: ast.expr) -> str:

@@ -29,7 +29,7 @@ SWITCHES = words(
     "load_in_8bit "
     "use_peft gathers_on_save force_cpu_optimizer zero3_init fsdp_checkpointing fsdp_offload use_orig_params "
     "sync_module_states efficient_loading flash_attention save_only_model "
-    "load_best_model_at_end forward_prefetch"
+    "load_best_model_at_end forward_prefetch ddp_find_unused_parameters"
 )
 _DEFAULTED = (
     "learning_rate",
@@ -256,7 +256,11 @@ def _of_arguments(document: Document) -> Iterator[Stated]:
 
 
 def _of_script(document: Document) -> Iterator[Stated]:
-    for name, called in (("trainer", "trainer"), ("input_gradients", "enable_input_require_grads")):
+    for name, called in (
+        ("trainer", "trainer"),
+        ("input_gradients", "enable_input_require_grads"),
+        ("grows_vocabulary", "resize_token_embeddings"),
+    ):
         if document.has(called):
             yield _make(document, name, document.value(called), called)
     if document.has("prepare_model_for_kbit_training") and not document.has("enable_input_require_grads"):

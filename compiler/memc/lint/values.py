@@ -145,6 +145,7 @@ def _of_model(model: ModelFacts | None, statements: Statements) -> dict[str, Any
     return {
         "model_type": model.model_type,
         "model_name": model.key,
+        "model_tied": model.tied,
         "fused_expert_params": experts,
         "routed_experts": max((group.block.mlp.experts for group in model.groups), default=0),
         "tokens_beyond_positions": beyond,
@@ -201,6 +202,15 @@ def _of_files(context: Context, method: str | None, engine: str | None) -> dict[
         "load_best_model_at_end": statements.value("load_best_model_at_end"),
         "collects_logits": _collects_logits(statements),
         "state_dict_type": statements.value("state_dict_type"),
+        "grows_vocabulary": any(document.has("resize_token_embeddings") for document in statements.of(Kind.SCRIPT))
+        or None,
+        "embeddings_train": bool(_embeddings_whole(statements))
+        or statements.first("trainable_token_indices") is not None
+        or bool(_tables_in(statements.value("target_modules"))),
+        "one_tied_table_saved": len(_tables_in(statements.value("modules_to_save"))) == 1,
+        "ddp_find_unused_parameters": _on(statements.value("ddp_find_unused_parameters")),
+        "scaled_by_torch": engine != "deepspeed",
+        "weights_dtype": str(statements.value("weights_dtype") or "").lower().removeprefix("torch.") or None,
         "strategies_differ": _strategies_differ(statements),
     }
 
@@ -295,11 +305,18 @@ def _client_optimizer(statements: Statements, optimizer: str) -> bool | None:
 
 def _embeddings_whole(statements: Statements) -> bool | None:
     modules = statements.value("modules_to_save")
-    if modules is None:
-        return None
-    names = modules if isinstance(modules, list) else str(modules).split(",")
+    return None if modules is None else bool(_tables_in(modules))
+
+
+def _tables_in(modules: Any) -> frozenset[str]:
+    """Returns the names of embeddings and heads among those of modules."""
+    names = modules if isinstance(modules, list) else str(modules or "").split(",")
     tables = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
-    return any(str(name).strip().rpartition(".")[2] in tables for name in names)
+    return frozenset(last for name in names if (last := str(name).strip().rpartition(".")[2]) in tables)
+
+
+def _on(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _leaf_named(statements: Statements) -> bool:
