@@ -166,6 +166,15 @@ def idle_adapters(model: ModelFacts, config: TrainingConfig) -> int:
     return idle
 
 
+def _recordings(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None:
+    """Books the spectrograms of a batch, which a sample has one of. Source: transformers WhisperFeatureExtractor."""
+    for stack in model.stacks:
+        count = stack.input_elements * config.micro_batch_sequences if stack.sees is Sees.AUDIO else 0
+        for moment in _WHOLE_STEP if count else ():
+            text = f"{_INPUT_BYTES} B x {count} elements of {config.micro_batch_sequences} recordings"
+            bill.add("recordings", Account.ACTIVATIONS, _INPUT_BYTES * count, moment, text.strip, "feature extractors")
+
+
 def lowest_block(model: ModelFacts) -> Block:
     """Returns the lowest layer that runs."""
     stack = next(stack for stack in model.stacks if stack.unused_layers < stack.num_layers)
@@ -173,7 +182,8 @@ def lowest_block(model: ModelFacts) -> Block:
 
 
 def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None:
-    """Books the pixels of a batch and the rotary tables of its stack."""
+    """Books the recordings or pixels of a batch, and the rotary tables of their stack."""
+    _recordings(bill, model, config)
     shapes, stack = image_shapes(model, config), image_stack(model)
     if shapes is None or stack is None or stack.unused_layers == stack.num_layers:
         return

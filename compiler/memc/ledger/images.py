@@ -28,6 +28,31 @@ def convolved(machine: Machine, x: Tensor, weight: Weight) -> Tensor:
 
 
 @operation
+def with_class_token(machine: Machine, x: Tensor) -> Tensor:
+    """Returns patches behind a learned row, in the wider type of both; the gradient of patches is a view, or a cast.
+
+    Source: derivatives.yaml cat; autocast's list of operations that promote to the widest type.
+    """
+    unit, width, item, last = x.unit, x.width, x.item, x.last
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        return [fitted(machine, machine.keep(gradient), unit, width, item)]
+
+    node = machine.track([x], [], backward)
+    out = machine.new(unit, width, max(item, machine.names["weight"]), "patches behind a class token", last=last)
+    machine.produce(node, out)
+    return out
+
+
+@operation
+def learned_positions(machine: Machine, x: Tensor) -> Tensor:
+    """Returns the rows of a table of positions in the type of the table, one for each, the same for all images."""
+    return machine.new(x.unit.partition("*")[2], x.width, machine.names["weight"], "positions", last=x.last)
+
+
+@operation
 def embedded(machine: Machine, x: Tensor) -> Tensor:
     """Returns what an embedding gives: adapters with checkpointing make it need a gradient.
 

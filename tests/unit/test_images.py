@@ -1,0 +1,90 @@
+"""Images of a spec: their tokens come on top of the text, their number and size are the user's or the processor's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from memc.config import patch_grid
+from memc.errors import MemcError
+from memc.facts.models import load_model
+from memc.plan import Infeasible
+from planspecs import answer_to, machine_of
+
+DYNAMIC, FIXED = "Qwen/Qwen2-VL-2B-Instruct", "llava-hf/llava-1.5-7b-hf"
+
+
+def spec(model: str, *, data: str = "", gpu: str = "a100-sxm4-80gb", more: str = "pin: {micro_batch_size: 1}") -> str:
+    return (
+        f"model: {model}\ntask: sft\nmethod: [qlora]\ndata: {{max_length: 2048, samples: 100{data}}}\n"
+        f"training: {{global_batch_size: 1}}\nhardware: {{gpu: {gpu}}}\n{more}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("pixels", "grid"),
+    [(448 * 448, (32, 32)), (12845056, (256, 256)), (1, (2, 2)), (28 * 28 * 7, (4, 6))],
+)
+def test_a_grid_of_patches_never_has_more_positions_than_pixels_allow(pixels: int, grid: tuple[int, int]) -> None:
+    assert patch_grid(pixels, 14, 2) == grid
+
+
+def test_tokens_of_images_come_on_top_of_the_text() -> None:
+    asked = machine_of(spec(DYNAMIC, data=", images_per_sample: 2, image_pixels: 200704")).question.asked
+    assert (asked.images_per_sample, asked.image_pixels, asked.max_length) == (2, 200704, 2048 + 2 * 256)
+    fixed = machine_of(spec(FIXED, data=", images_per_sample: 3", more="")).question.asked
+    assert fixed.max_length == 2048 + 3 * 576
+    assert not fixed.packing
+    assert machine_of(spec(FIXED, data=", images_per_sample: 0", more="")).question.asked.max_length == 2048
+
+
+def test_an_image_without_a_stated_size_has_all_the_pixels_that_the_processor_allows() -> None:
+    question = machine_of(spec(DYNAMIC)).question
+    assert question.asked.image_pixels == 12845056
+    assert question.asked.max_length == 2048 + 16384
+    said = " ".join(question.assumptions)
+    assert "every sample has one image" in said
+    assert "12,845,056 pixels" in said
+    assert "images take 16,384 tokens" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "field"),
+    [
+        (spec("Qwen/Qwen2.5-0.5B", data=", images_per_sample: 1"), "images-not-seen", "data.images_per_sample"),
+        (spec("Qwen/Qwen2.5-0.5B", data=", image_pixels: 9999"), "images-not-seen", "data.image_pixels"),
+        (spec(FIXED, data=", image_pixels: 9999"), "image-size-fixed", "data.image_pixels"),
+        (spec(FIXED, data=", packing: true"), "images-not-packed", "data.packing"),
+    ],
+)
+def test_what_a_model_does_not_see_is_refused_at_its_field(text: str, code: str, field: str) -> None:
+    with pytest.raises(MemcError) as caught:
+        answer_to(text)
+    assert (code, field) in [(item.code, item.where.field if item.where else "") for item in caught.value.diagnostics]
+
+
+def test_smaller_images_are_a_way_out_and_fit() -> None:
+    refused = answer_to(spec(DYNAMIC, gpu="t4"))
+    assert isinstance(refused, Infeasible)
+    needed = next(int(item.needed) for item in refused.relaxations if item.input == "data.image_pixels")
+    assert 0 < needed < 12845056
+    assert not isinstance(answer_to(spec(DYNAMIC, gpu="t4", data=f", image_pixels: {needed}")), Infeasible)
+    beyond = needed + 28 * 28 * 8
+    assert isinstance(answer_to(spec(DYNAMIC, gpu="t4", data=f", image_pixels: {beyond}")), Infeasible)
+
+
+def test_more_pixels_and_more_images_never_need_less() -> None:
+    def need(data: str) -> int:
+        machine = machine_of(spec(DYNAMIC, data=data))
+        return machine.estimator.price(machine.question.asked).gpu_required_bytes
+
+    sizes = [need(f", image_pixels: {side * side}") for side in (28, 224, 448, 900)]
+    assert sizes == sorted(sizes)
+    counts = [need(f", images_per_sample: {count}, image_pixels: 200704") for count in (0, 1, 2, 5)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize("model", [DYNAMIC, FIXED, "google/gemma-3-4b-pt", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
+def test_models_that_see_images_are_priced(model: str) -> None:
+    assert not load_model(model, base_dir=Path()).unpriced
