@@ -330,3 +330,21 @@ def test_lines_of_one_name_are_added_and_locks_of_unknown_sections_compare(tmp_p
     (move,) = found.lines
     assert (move.name, move.change_bytes) == (entries[0]["name"], entries[0]["bytes"])
     assert all(change.after is None for change in found.settings)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [("gpu", "rtx-3090", "card t4 -> rtx-3090: "), ("model", "Qwen/Qwen2.5-0.5B", "model HuggingFaceTB/")],
+)
+def test_another_card_or_model_is_one_line_with_the_figures_that_differ(
+    memc: Callable[..., Ended], field: str, value: str, line: str
+) -> None:
+    Path("one.yaml").write_text(SMALL, encoding="utf-8")
+    old = {"gpu": "t4", "model": "HuggingFaceTB/SmolLM2-135M-Instruct"}[field]
+    Path("two.yaml").write_text(SMALL.replace(old, value), encoding="utf-8")
+    done = memc("diff", "one.yaml", "two.yaml")
+    led = done.out.partition("what led to it:")[2].strip().splitlines()
+    swap = next(text.strip() for text in led if text.strip().startswith(line))
+    assert 0 < swap.count(" -> ") - 1 <= 6
+    assert len(led) <= 6
+    assert all(len(text) < 400 for text in led)

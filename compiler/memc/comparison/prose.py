@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from memc.comparison.compare import Change, Comparison, LineMove, Reading
+from memc.comparison.swaps import fact_lines, value_text
 from memc.units import format_gib, format_seconds
 
 MAX_LINES = 40
-_MAX_VALUE = 72
 
 
 def cause_lines(found: Comparison) -> list[str]:
@@ -17,7 +16,7 @@ def cause_lines(found: Comparison) -> list[str]:
     lines = [f"memc: {found.memc.before} -> {found.memc.after}"] if found.memc else []
     lines += [f"spec field {change_text(change)}" for change in found.spec]
     lines += [f"library version {change_text(change)}" for change in found.versions]
-    return lines + [f"fact {change_text(change)}" for change in found.facts]
+    return lines + fact_lines(found.facts)
 
 
 def ledger_lines(moves: Iterable[LineMove], *, most: int = MAX_LINES) -> list[str]:
@@ -51,17 +50,6 @@ def peak_text(peak: Reading) -> str:
     if not peak.moved:
         return f"{name}: {_size(peak.after)}, unchanged"
     return f"{name}: {_size(peak.before)} -> {_size(peak.after)} ({_signed(peak.after - peak.before)})"
-
-
-def value_text(value: Any) -> str:
-    """Returns a value of spec, plan or facts for display, at most 72 characters."""
-    if value is None:
-        return "not set"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    shown = "".join(char if char.isprintable() else " " for char in text)
-    return shown if len(shown) <= _MAX_VALUE else shown[: _MAX_VALUE - 3] + "..."
 
 
 def comparison_lines(found: Comparison) -> list[str]:
