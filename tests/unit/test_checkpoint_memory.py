@@ -137,3 +137,32 @@ def test_fsdp_holds_weights_or_moments_whichever_are_more(sharded: bool) -> None
     adapters, _, _ = priced(UNTIED, "lora", 8, change)
     assert held(adapters, "state-being-read") < 2 * total // 10  # frozen weights are in no checkpoint
     assert held(adapters, "state-being-saved") >= 2 * total  # but are gathered at the end of the run
+
+
+def test_zero_3_has_one_module_whole_on_the_gpu_while_it_saves() -> None:
+    ledger, _, found = priced(UNTIED, "full", 4, lambda config: deepspeed(config, stage=3))
+    facts = found.estimator.model
+    assert held(ledger, "module-being-saved", Resource.GPU) == 2 * facts.vocab_size * facts.hidden_size
+    lower, _, _ = priced(UNTIED, "full", 4, deepspeed)
+    assert held(lower, "module-being-saved", Resource.GPU) == 0
+
+
+def test_all_experts_of_a_layer_are_one_module_under_zero_3() -> None:
+    ledger, config, found = priced("mistralai/Mixtral-8x7B-v0.1", "lora", 8, lambda config: deepspeed(config, stage=3))
+    block = found.estimator.model.groups[0].block
+    experts = 8 * 3 * 4096 * 14336 + 8 * 4096
+    assert block.routing_params == experts
+    assert held(ledger, "module-being-saved", Resource.GPU) == 2 * experts
+    assert config.zero is not None and experts > config.zero.max_live_elements
+    assert held(ledger, "gathered-parameters", Resource.GPU) == 2 * (experts + config.zero.prefetch_elements)
+
+
+def test_fsdp_gathers_one_tensor_at_a_time_to_save_it() -> None:
+    def sharded(config: TrainingConfig) -> TrainingConfig:
+        return replace(config, engine=Engine.FSDP, zero=None, fsdp=FsdpConfig(version=2), optimizer=Optimizer.ADAMW)
+
+    full, _, found = priced(UNTIED, "full", 4, sharded)
+    largest = found.estimator.model.vocab_size * found.estimator.model.hidden_size
+    assert held(full, "tensor-being-saved", Resource.GPU) == 4 * largest
+    adapters, _, _ = priced(UNTIED, "lora", 4, sharded)
+    assert held(adapters, "tensor-being-saved", Resource.GPU) == 2 * largest

@@ -268,6 +268,17 @@ class Block:
             return self.params
         return self.params - routed + routed * self.mlp.experts_per_token // self.mlp.experts
 
+    @property
+    def routing_params(self) -> int:
+        """Elements of the module that sends tokens to experts: its router, all experts, those that every token passes.
+
+        0 in a dense layer.
+        """
+        if not self.mlp.experts:
+            return 0
+        owners: tuple[Linear | Tensor, ...] = (*self.linears, *self.tensors)
+        return sum(owner.params for owner in owners if owner.component in (Component.MLP, Component.EXPERTS))
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockGroup:

@@ -44,7 +44,7 @@ def fsdp_parameter_entries(
         )
     )
     whole = stored if config.lora is None else types.weight
-    largest = max([counts.largest_module, model.embedding_params, model.head_params])
+    largest = largest_tensor(model)
     entries.append(
         gpu_entry(
             "tensor-being-sharded",
@@ -117,7 +117,38 @@ def _base_shards(
 def fsdp_state_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
     """Returns gathered layers, gradients, optimizer states and reduction buffers on one GPU."""
     parts = units(model, config)
-    return [*_gathered(config, parts), *_gradients(config, counts, parts), *_states(config, counts)]
+    saved = _tensor_being_saved(model, config)
+    return [*_gathered(config, parts), *_gradients(config, counts, parts), *_states(config, counts), saved]
+
+
+def largest_tensor(model: ModelFacts) -> int:
+    """Returns the elements of the largest tensor of a model, embedding and head included."""
+    blocks = [group.block for group in model.groups]
+    linears = [linear.weight_params for block in blocks for linear in block.linears]
+    return max([*linears, *(tensor.params for block in blocks for tensor in block.tensors), *_outside(model)])
+
+
+def _outside(model: ModelFacts) -> tuple[int, int]:
+    return model.embedding_params, model.head_params
+
+
+def _tensor_being_saved(model: ModelFacts, config: TrainingConfig) -> Entry:
+    """Returns the tensor that is whole on the GPU while weights are gathered for a file; 4-bit ones are smaller.
+
+    Source: accelerate get_state_dict, full and moved to the host tensor by tensor; torch _state_dict_utils.py
+        _iterate_state_dict, full_tensor.
+    """
+    quantized = config.method is Method.QLORA
+    size = stored_bytes(config) if config.lora is None else dtypes(config).weight
+    largest = max(_outside(model)) if quantized else largest_tensor(model)
+    return gpu_entry(
+        "tensor-being-saved",
+        Account.WORKSPACE,
+        size * largest,
+        frozenset({Moment.SAVE}),
+        f"{size} B x {largest} elements of the largest tensor{' outside the 4-bit base' if quantized else ''}",
+        "accelerate accelerator.py get_state_dict; torch distributed/_state_dict_utils.py",
+    )
 
 
 def _gathered(config: TrainingConfig, parts: Units) -> list[Entry]:

@@ -7,6 +7,7 @@ from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.fsdp import largest_tensor
 from memc.ledger.fsdp_units import stored_bytes
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
 from memc.ledger.states import ParamCounts, quantized_bytes
@@ -47,7 +48,7 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> Ent
     assert config.fsdp is not None
     size = stored_bytes(config) if config.lora is None else dtypes(config).weight
     if config.method is Method.QLORA:
-        largest = max([counts.largest_module, model.embedding_params])
+        largest = largest_tensor(model)
         ranks = config.gpus_per_node
         total, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
     else:

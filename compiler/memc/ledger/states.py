@@ -38,7 +38,8 @@ class ParamCounts:
             transformers keeps at 32 bits.
         layer_linears: Elements of all linears in the blocks.
         largest_tensor: Elements of the largest trainable tensor.
-        largest_module: Elements of the largest module that ZeRO-3 gathers at once (a linear, the embedding, the head).
+        largest_module: Elements of the largest module that ZeRO-3 gathers at once: a linear, the embedding, the head,
+            or all experts of a layer, which are a leaf.
     """
 
     total: int
@@ -64,6 +65,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     norms = [(norm, group.count) for group in model.groups for norm in group.block.norms]
     layer_linears = sum(linear.weight_params * count for linear, count in linears)
     modules = [linear.params for linear, _ in linears] + [model.embedding_params, model.head_params]
+    modules += [group.block.routing_params for group in model.groups]
     if config.lora is None:
         biases = [(linear.out_features, count) for linear, count in linears if linear.bias]
         vectors = biases + [(norm.params, count) for norm, count in norms] + [(model.final_norm.params, 1)]
@@ -534,6 +536,16 @@ def _zero_buckets(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
                 TRAINING - {Moment.STEP} | {Moment.EVALUATE},
                 f"2 B x {window} elements: stage3_max_live_parameters, at most the model",
                 "DeepSpeed partitioned_param_coordinator.py",
+            )
+        )
+        entries.append(
+            gpu_entry(
+                "module-being-saved",
+                Account.WORKSPACE,
+                2 * counts.largest_module,
+                frozenset({Moment.SAVE}),
+                f"2 B x {counts.largest_module} elements of the largest module, whole on its way to the host",
+                "deepspeed engine.py _zero3_consolidated_16bit_state_dict, zero.GatheredParameters",
             )
         )
     return entries
