@@ -12,7 +12,7 @@ import yaml
 from inprocess import SMALL, command_runner
 from memc.facts.documents import read_spec
 from memc.lint import Given, Kind, Linted, lint_path
-from memc.lint.gather import read_files, runs_in
+from memc.lint.gather import files_below, read_files, runs_in
 from memc.lint.requirements import planned_versions
 from memc.lint.settings import successors, table
 from memc.rules import load_rules
@@ -219,3 +219,16 @@ def test_a_folder_of_memcs_own_is_linted_once_somebody_edited_it(
     found = {(finding["code"], Path(finding["path"]).name) for finding in folder["findings"]}
     assert found >= {("edited", "train.py"), ("no-such-module", "peft_config.json"), ("setting-unknown", "train.py")}
     assert folder["linted"] == 0
+
+
+def test_folders_that_memc_wrote_cost_the_lint_nothing(tmp_path: Path) -> None:
+    """The lint reads what lies outside of memc's folders, and there it looks no further into specs."""
+    root = tmp_path / "tree"
+    for number in range(20):
+        (root / str(number) / "out").mkdir(parents=True)
+        (root / str(number) / "spec.yaml").write_text(SMALL)
+        (root / str(number) / "out" / "memc.lock").write_text("{}")
+        (root / str(number) / "out" / "ds_config.json").write_text('{"train_batch_size": 1, "fp16": {}')
+    below = [root / str(number) / "out" for number in range(20)]
+    assert list(files_below(root, below)) == sorted(root.glob("*/spec.yaml"))
+    assert lint_path(root, Given(), below) == Linted(documents=(), remarks=())

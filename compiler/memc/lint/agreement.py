@@ -137,8 +137,8 @@ def _beside_a_file(statements: Statements) -> Iterator[Remark]:
         yield Remark(
             code="accelerate-keys-beside-a-deepspeed-file",
             weight=Weight.ERROR,
-            message=f"accelerate stops: {keys} stand beside deepspeed_config_file, and belong into that file alone",
-            hint=f"remove {keys} from {document.path.name}, and write them into the DeepSpeed file",
+            message=f"accelerate stops: beside deepspeed_config_file, what it decides must not stand ({keys})",
+            hint=f"remove {keys} from {document.path.name}: the DeepSpeed file alone says so",
             place=document.place(*found[0]),
             others=(document.place(*where, "deepspeed_config_file"), *(document.place(*steps) for steps in found[1:])),
         )

@@ -39,6 +39,10 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
 """Statements that a value is made of, where they have other names than it."""
 
 
+_TELL_LITTLE = ("evaluates", "saves", "method", "zero_stage", "engine")
+"""Values that many rules have, which tell little of what is wrong."""
+
+
 def combination_remarks(context: Context) -> Iterator[Remark]:
     """Yields a remark for each rule that the run's files break."""
     values = values_of(context)
@@ -64,9 +68,9 @@ def _said(rule: Rule, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _places(rule: Rule, context: Context) -> tuple[Place, ...]:
-    """Returns where the conditions of a rule are stated, in their order; versions last."""
+    """Returns where the conditions of a rule are stated, what tells most in front; versions last."""
     found: list[Place] = []
-    for test in rule.when:
+    for test in sorted(rule.when, key=lambda item: _TELL_LITTLE.index(item.name) if item.name in _TELL_LITTLE else -1):
         for name in _STATED_UNDER.get(test.name, (test.name,)):
             stated = context.statements.first(name)
             if stated is not None and stated.place not in found:

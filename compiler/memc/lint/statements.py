@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memc.lint.records import Document, Kind, Place, Stated, words
@@ -267,6 +267,9 @@ def _of_script(document: Document) -> Iterator[Stated]:
         yield _make(document, "input_gradients", True, "prepare_model_for_kbit_training")
     if document.has("LoraConfig"):
         yield _make(document, "adapter", "lora", "LoraConfig")
+    early = document.extra.get("early_load")
+    if early is not None:
+        yield replace(_make(document, "loads_early", True), place=early[0], key="from_pretrained")
     load = ("from_pretrained",)
     for key, name in (
         ("device_map", "device_map"),
