@@ -27,7 +27,7 @@ from memc.facts.records import BlockGroup, ModelFacts
 from memc.render import render
 from memc.rules import Severity, broken_rules, facts_of, load_rules, message
 from memc.rules.records import in_range
-from memc.solver.combinations import PlannedVersions
+from memc.solver.releases import PlannedVersions
 from planmaker import make_config, make_gpu, make_lora, make_model, make_plan, make_zero
 from planspecs import answer_to, machine_of, plan_of, spec_text
 
@@ -125,6 +125,18 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
     ),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),
     "zero-2-gradients-of-reused-modules": (_ZERO2, _zero(3), {"deepspeed": "0.19.3"}),
+    "zero-3-loads-fused-experts-at-random": (_zero(3), _ZERO2, {"experts": True, "transformers": "5.3.0"}),
+    "checkpoints-of-every-kth-layer-are-new": (
+        make_config(checkpoint_every=2),
+        make_config(checkpoint_every=1),
+        {"transformers": "4.57.6"},
+    ),
+    "checkpoints-on-the-host-are-new": (
+        make_config(checkpoint_offload=True),
+        make_config(),
+        {"transformers": "4.57.6"},
+    ),
+    "bf16-states-are-new": (_zero(2, bf16_master_weights=True), _ZERO2, {"deepspeed": "0.18.2"}),
     "second-copy-beside-offloaded-weights": (
         _zero(3, hpz_partition=8, offload_param=Offload.CPU),
         _zero(3, hpz_partition=8, offload_optimizer=Offload.CPU),

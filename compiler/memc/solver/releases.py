@@ -20,8 +20,8 @@ _PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", 
 class PlannedVersions(Mapping[str, str]):
     """The release of each package that a folder is planned for; a fact is read only when a rule asks for it."""
 
-    def __init__(self, named: Mapping[str, str]) -> None:
-        self._named = named
+    def __init__(self, named: Mapping[str, str] | None = None) -> None:
+        self._named = named or {}
 
     def __getitem__(self, name: str) -> str:
         if name not in _PACKAGES:
