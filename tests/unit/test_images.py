@@ -8,7 +8,7 @@ import pytest
 from memc.config import patch_grid
 from memc.errors import MemcError
 from memc.facts.models import load_model
-from memc.plan import Infeasible
+from memc.plan import Infeasible, Plan
 from planspecs import answer_to, machine_of
 
 DYNAMIC, FIXED = "Qwen/Qwen2-VL-2B-Instruct", "llava-hf/llava-1.5-7b-hf"
@@ -71,6 +71,16 @@ def test_smaller_images_are_a_way_out_and_fit() -> None:
     assert not isinstance(answer_to(spec(DYNAMIC, gpu="t4", data=f", image_pixels: {needed}")), Infeasible)
     beyond = needed + 28 * 28 * 8
     assert isinstance(answer_to(spec(DYNAMIC, gpu="t4", data=f", image_pixels: {beyond}")), Infeasible)
+
+
+def test_a_plan_says_what_images_take() -> None:
+    plan = answer_to(spec(DYNAMIC, data=", image_pixels: 1003520"))
+    assert isinstance(plan, Plan)
+    said = next(text for text in plan.warnings if text.startswith("images take"))
+    assert "on text alone" in said
+    text_alone = answer_to(spec(DYNAMIC, data=", images_per_sample: 0"))
+    assert isinstance(text_alone, Plan)
+    assert not any(text.startswith("images take") for text in text_alone.warnings)
 
 
 def test_more_pixels_and_more_images_never_need_less() -> None:

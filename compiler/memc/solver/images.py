@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from memc.config import patch_grid
+from dataclasses import replace
+
+from memc.config import TrainingConfig, patch_grid
 from memc.errors import Diagnostic
 from memc.facts.records import ModelFacts, Sees, Stack
+from memc.ledger.estimate import Estimator
 from memc.spec import Data, LoadedSpec
+from memc.units import format_gib
 
 _UNUSED_PIXELS = 448 * 448
 
@@ -79,6 +83,20 @@ def image_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnost
             )
         )
     return found
+
+
+def image_share(estimator: Estimator, config: TrainingConfig, data: Data) -> list[str]:
+    """Returns what images take of a GPU's memory: the difference to the same settings on text alone."""
+    tokens = image_tokens_of(data, estimator.model)
+    if not tokens:
+        return []
+    alone = replace(config, images_per_sample=0, max_length=data.max_length)
+    need = estimator.price(config).gpu_required_bytes
+    share = need - estimator.price(alone).gpu_required_bytes
+    return [
+        f"images take {format_gib(share)} of the {format_gib(need)} that each GPU needs: on text alone, without their "
+        "tokens, the same settings need the rest"
+    ]
 
 
 def image_assumptions(data: Data, model: ModelFacts) -> tuple[str, ...]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from memc.clock import StepTime
-from memc.config import Attention, Precision
+from memc.config import Attention, Precision, TrainingConfig
 from memc.ledger import Ledger
+from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Moment
 from memc.solver.combinations import combination_warnings
 from memc.solver.frames import Candidate
+from memc.solver.images import image_share
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.units import format_gib
@@ -69,14 +71,33 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if not time.unknown and time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
+    found += _whole_vocabulary(question, config)
     found += combination_warnings(config, question.model, question.gpu, question.loaded.spec.libraries.named)
     if config.attention is Attention.EAGER:
         found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
     found += [technique.boundary for technique in chosen.techniques if technique.rung >= _STATED_FROM_RUNG]
+    found += image_share(machine.estimator, config, question.loaded.spec.data)
     found += question.assumptions
     if machine.order_note:
         found.append("ladder order " + machine.order_note)
     return tuple(dict.fromkeys(found))
+
+
+def _whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
+    """Returns what it costs that embedding or head train whole beside adapters, and the cheap way."""
+    lora, model = config.lora, question.model
+    if lora is None or not (lora.trains_embedding or lora.trains_head):
+        return []
+    tables = 1 if model.tied else lora.trains_embedding + lora.trains_head
+    elements, types = tables * model.vocab_size * model.hidden_size, dtypes(config)
+    masters = 4 if types.masters else 0
+    size = elements * (types.adapter + types.gradient + masters + 2 * types.state)
+    return [
+        f"lora.modules_to_save ({', '.join(lora.modules_to_save)}) makes {elements:,} elements trainable: "
+        f"{format_gib(size)} of copies, gradients and optimizer states, over all ranks that hold them, beside frozen "
+        "originals; for tokens that are new, lora.new_tokens trains their rows alone (PEFT trainable_token_indices), "
+        "and a chat checkpoint or spare tokens of the vocabulary need neither"
+    ]
 
 
 def _paged_after_resume(ledger: Ledger, ranks: int, headroom_bytes: int) -> list[str]:
