@@ -39,13 +39,14 @@ FAMILIES = tuple(key for key in architecture_keys() if not load_architecture(key
 GROUPS = (
     (Component.HEAD, re.compile(r"lm_head|^head\.dense|cls\.predictions|^decoder\.(weight|bias)|proj_out")),
     (Component.HEAD, re.compile(r"project_out|visual_projection|text_projection|logit_scale|^classifier")),
+    (Component.HEAD, re.compile(r"^vocab_(transform|projector)")),
     (Component.NORM, re.compile(r"norm|\bln_|LayerNorm|layernorm|pre_layrnorm")),
     (Component.EMBEDDING, re.compile(r"embed|\bwte\b|\bwpe\b|\bshared\.|encoder\.conv\d|cls_token|project_in")),
     (Component.EXPERTS, re.compile(r"\.experts\.")),
     (Component.ATTENTION, re.compile(r"attn|[aA]ttention|Attention")),
     (
         Component.MLP,
-        re.compile(r"mlp|\bfc[12]\b|DenseReluDense|intermediate|output\.dense|feed_forward|projector|merger"),
+        re.compile(r"mlp|\bffn\b|\bfc[12]\b|DenseReluDense|intermediate|output\.dense|feed_forward|projector|merger"),
     ),
 )
 HEAD_NORMS = re.compile(r"lm_head\.layer_norm|head\.norm|predictions\.transform\.LayerNorm")

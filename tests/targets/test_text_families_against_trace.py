@@ -36,11 +36,26 @@ ROUTED: dict[str, Any] = {
     "num_experts": 8,
     "num_experts_per_tok": 3,
 }
+PAIR: dict[str, Any] = {
+    "vocab_size": 2048,
+    "d_model": 256,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_ffn_dim": 640,
+    "decoder_ffn_dim": 640,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "max_position_embeddings": 512,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "bloom": {"vocab_size": 2048, "hidden_size": 256, "n_layer": 6, "n_head": 4},
     "falcon": SIZES,
     "cohere": SIZES,
     "cohere2": {**SIZES, "sliding_window": 100},
+    "ernie4_5": SIZES,
+    "exaone4": {**SIZES, "sliding_window": 100},
+    "olmo": SIZES,
+    "olmo3": {**SIZES, "sliding_window": 100},
     "olmoe": {**ROUTED, "intermediate_size": 128, "num_key_value_heads": 4},
     "qwen2_moe": ROUTED,
     "seed_oss": {**SIZES, "head_dim": 64},
@@ -53,6 +68,11 @@ CASES: dict[str, dict[str, Any]] = {
     "lora-eager-dropout": {"method": "lora", "attention": "eager", "dropout": 0.1},
     "qlora-checkpointed": {"method": "qlora", "checkpoint_every": 1, "batch": 2},
     "full-bf16-weights": {"method": "full", "precision": "bf16_pure", "batch": 2},
+}
+ENCODERS: dict[str, dict[str, Any]] = {
+    "blenderbot": PAIR,
+    "mbart": {**PAIR, "max_position_embeddings": 1024},
+    "distilbert": {"vocab_size": 2048, "dim": 256, "hidden_dim": 640, "n_layers": 5, "n_heads": 4, "pad_token_id": 0},
 }
 
 
@@ -85,3 +105,11 @@ def test_allocated_peak_is_that_of_the_trace(model_type: str) -> None:
     assert max(off.values()) <= WORST, off
     assert min(off.values()) >= BELOW, off
     assert median(abs(value) for value in off.values()) <= MEDIAN, off
+
+
+@pytest.mark.parametrize("model_type", ENCODERS)
+def test_encoders_and_pairs_are_near_their_trace(model_type: str) -> None:
+    model = {"model_type": model_type, **ENCODERS[model_type]}
+    off = {name: _deviation(model, CASES[name]) for name in ("full", "full-bf16-weights")}
+    assert max(off.values()) <= WORST, off
+    assert min(off.values()) >= BELOW, off
