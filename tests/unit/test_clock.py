@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from memc.clock import ClockFacts, RunLength, clock_facts
 from memc.clock.collectives import Ring, pass_seconds, waited_for
 from memc.clock.flops import micro_batch_flops
-from memc.clock.kernels import filled_share, product_seconds
+from memc.clock.kernels import attention_seconds, filled_share, product_seconds
 from memc.clock.microbatch import loss_bytes, micro_batch
 from memc.clock.shapes import between, keys_per_query, products_of
-from memc.clock.workload import AdamKind, Compute, Kernels, adam_bytes
+from memc.clock.workload import AdamKind, AttentionKernel, Compute, Kernels, adam_bytes, compute_of
 from memc.config import Attention, Optimizer, Precision, TrainingConfig
 from memc.errors import MemcError
 from memc.facts import load_gpu, load_model
@@ -339,3 +339,27 @@ def test_more_work_is_never_faster(samples: int, length: int, more: int, trains:
     assert seconds(replace(one, trains=False)) <= seconds(one)
     assert seconds(one, replace(facts, flops_per_second=2 * facts.flops_per_second)) <= seconds(one)
     assert seconds(one, replace(facts, memory_bytes_per_second=2 * facts.memory_bytes_per_second)) <= seconds(one)
+
+
+def test_a_padding_mask_makes_fused_attention_compute_what_the_causal_mask_hides() -> None:
+    gpu = load_gpu("h100-sxm5-80gb")
+    facts = clock_facts(gpu, Precision.BF16, 1)
+    attention = load_model("Qwen/Qwen2.5-7B", base_dir=Path()).groups[0].block.attention
+    asked = machine().question.asked
+    kernels = [compute_of(replace(asked, padding_mask=masked, packing=False)).attention for masked in (False, True)]
+    assert kernels == [AttentionKernel.FLASH2, AttentionKernel.MASKED]
+    long = [work(samples=1, length=16384, context=16384, attention=kernel) for kernel in kernels]
+    (skips, skips_back), (all_of_it, all_back) = (attention_seconds(attention, one, facts) for one in long)
+    assert 1.9 < all_of_it / skips <= 2
+    assert 1.9 < all_back / skips_back <= 2
+
+
+def test_a_cap_on_scores_costs_the_bytes_of_its_three_operations() -> None:
+    facts = clock_facts(load_gpu("h100-sxm5-80gb"), Precision.BF16, 1)
+    attention = load_model("Qwen/Qwen2.5-7B", base_dir=Path()).groups[0].block.attention
+    eager = work(samples=2, length=2048, context=2048, attention=AttentionKernel.EAGER)
+    scores = 2 * 2048 * 2048 * attention.heads
+    plain = attention_seconds(attention, eager, facts)
+    capped = attention_seconds(replace(attention, logit_softcap=50.0), eager, facts)
+    for more, bytes_each in zip((capped[0] - plain[0], capped[1] - plain[1]), (12, 14), strict=True):
+        assert more == pytest.approx(bytes_each * scores / facts.memory_bytes_per_second)

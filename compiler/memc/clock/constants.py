@@ -195,6 +195,7 @@ def _attention_rates(gpu: GpuFacts, slowed: float) -> dict[str, tuple[float, flo
         AttentionKernel.FLASH1: first,
         AttentionKernel.FLASH2: forward,
         AttentionKernel.FLASH3: third,
+        AttentionKernel.MASKED: forward,
         AttentionKernel.EAGER: forward,
     }
     return {kernel.value: (slowed * rate, slowed * rate * back) for kernel, rate in rates.items()}

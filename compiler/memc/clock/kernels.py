@@ -70,9 +70,11 @@ def attention_seconds(attention: AttentionFacts, compute: Compute, facts: ClockF
         keys = keys_per_query(attention, compute.context, skips=False, block_keys=0)
         scores = tokens * keys * attention.heads / share / facts.memory_bytes_per_second
         products = 4 * tokens * keys * width / facts.flops_per_second
-        back = max(2 * products, 10 * scores) + _EAGER_BACKWARD_BYTES * scores
-        return max(products, 4 * scores) + _EAGER_FORWARD_BYTES * scores, back
-    keys = keys_per_query(attention, compute.context, skips=True, block_keys=facts.attention_block_keys)
+        capped = attention.logit_softcap is not None
+        back = max(2 * products, 10 * scores) + (_EAGER_BACKWARD_BYTES + _CAP_BACKWARD_BYTES * capped) * scores
+        return max(products, 4 * scores) + (_EAGER_FORWARD_BYTES + _CAP_FORWARD_BYTES * capped) * scores, back
+    skips = compute.attention is not AttentionKernel.MASKED
+    keys = keys_per_query(attention, compute.context, skips=skips, block_keys=facts.attention_block_keys)
     forward_rate, backward_rate = facts.attention_rates[compute.attention.value]
     padded = ceil_div(attention.head_dim, step) * step / attention.head_dim
     operations = 4 * tokens * keys * width * padded
@@ -86,3 +88,6 @@ def attention_seconds(attention: AttentionFacts, compute: Compute, facts: ClockF
 _EAGER_FORWARD_BYTES = 20
 # The cast (6), softmax from its result and gradient (12), the scale (4).
 _EAGER_BACKWARD_BYTES = 22
+# A cap on the scores: divided (4), tanh (4), multiplied (4); back: two factors (4 each), tanh from its result (6).
+_CAP_FORWARD_BYTES = 12
+_CAP_BACKWARD_BYTES = 14

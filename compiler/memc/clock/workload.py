@@ -32,12 +32,16 @@ class Kernels(StrEnum):
 
 
 class AttentionKernel(StrEnum):
-    """How scores are computed. All but `eager` never write them to memory; `flash1` is the first version."""
+    """How scores are computed. All but `eager` never write them to memory; `flash1` is the first version.
+
+    `masked` is what torch falls back to where a mask is handed over: it computes what the mask hides, too.
+    """
 
     EAGER = "eager"
     FLASH1 = "flash1"
     FLASH2 = "flash2"
     FLASH3 = "flash3"
+    MASKED = "masked"
 
 
 class Sharding(StrEnum):
@@ -196,7 +200,7 @@ def compute_of(config: TrainingConfig) -> Compute:
         adapted=frozenset(lora.target_modules) if lora is not None else frozenset(),
         adapter_bytes=types.adapter,
         dropout=lora is not None and lora.dropout > 0,
-        attention=_ATTENTION.get(config.attention, AttentionKernel.FLASH2),
+        attention=_attention(config),
         recompute=layers_again,
         chunked_loss=chunked,
         fused_loss=chunked,
@@ -214,6 +218,17 @@ def reference_compute(config: TrainingConfig) -> Compute | None:
     if config.reference not in (Reference.MODEL, Reference.ADAPTERS_OFF):
         return None
     return replace(compute_of(config), trains=False, rank=0, adapted=frozenset(), dropout=False, recompute=0.0)
+
+
+def _attention(config: TrainingConfig) -> AttentionKernel:
+    """Returns the kernel of a configuration's attention.
+
+    Source: torch 2.13.0, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp: flash attention takes no mask, and
+        memory-efficient attention with one is not told that it is causal.
+    """
+    if config.attention is Attention.SDPA and config.padding_mask:
+        return AttentionKernel.MASKED
+    return _ATTENTION.get(config.attention, AttentionKernel.FLASH2)
 
 
 def layout_of(config: TrainingConfig) -> Layout:
