@@ -35,8 +35,8 @@ def micro_batch_flops(model: ModelFacts, config: TrainingConfig) -> Flops:
 
     Full training computes input and weight gradients (twice the forward); frozen weights only need input gradients
     (once). Flash and memory-efficient attention recompute scores in backward (2.5 times the forward); eager keeps
-    them (twice). Causal kernels skip half of the scores, eager and those that are given a mask do not; a sliding window bounds the keys per query.
-    Of routed experts those count that a token is sent to.
+    them (twice). Causal kernels skip half of the scores, eager and those that are given a mask do not; a sliding
+    window bounds the keys per query. Of routed experts those count that a token is sent to.
 
     Source: arXiv 2001.08361 (2 per parameter and token), arXiv 2205.14135 and 2307.08691 (attention).
     """
