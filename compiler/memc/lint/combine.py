@@ -39,7 +39,7 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
 """Statements that a value is made of, where they have other names than it."""
 
 
-_TELL_LITTLE = ("evaluates", "saves", "method", "zero_stage", "engine")
+_TELL_LITTLE = ("evaluates", "saves", "method", "fsdp_version", "zero_stage", "engine")
 """Values that many rules have, which tell little of what is wrong."""
 
 
@@ -53,7 +53,7 @@ def combination_remarks(context: Context) -> Iterator[Remark]:
             continue
         yield Remark(
             code=rule.code,
-            weight=_WEIGHTS[rule.severity],
+            weight=_WEIGHTS[rule.file_severity or rule.severity],
             message=message(rule, _said(rule, values)),
             hint=rule.file_fix or rule.fix,
             place=places[0],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -17,6 +18,7 @@ from memc.lint.world import processes
 from memc.units import GIB, format_gib
 
 _HALF_BYTES = 2
+_PARTS = ("MoeBlock", "MoE", "Moe", "MLP", "Mlp", "Attention", "Experts", "Embedding", "Embeddings")
 
 
 def fitting_remarks(context: Context) -> Iterator[Remark]:
@@ -50,9 +52,10 @@ def _wrap_classes(context: Context) -> Iterator[Remark]:
                     f"no layer is called {name}: classes are told apart by case, and the one that is known is {folded}"
                 )
                 hint = f"write {folded}"
+            inner = model is not None and _inside_a_layer(name, model)
             yield Remark(
                 code="no-such-layer-class",
-                weight=Weight.ERROR,
+                weight=Weight.WARNING if inner else Weight.ERROR,
                 message=message,
                 hint=hint,
                 place=stated.place,
@@ -63,6 +66,12 @@ def _wrap_classes(context: Context) -> Iterator[Remark]:
 def _classes(model: ModelFacts) -> frozenset[str]:
     stacks = (model.groups, *(stack.groups for stack in model.other_stacks))
     return frozenset(group.block.layer_class for groups in stacks for group in groups if group.block.layer_class)
+
+
+def _inside_a_layer(name: str, model: ModelFacts) -> bool:
+    """Whether a class is called like a part of the model's layers: FSDP can wrap those too, if they are there."""
+    families = {re.sub(r"(Text|Vision)?(Decoder|Encoder)?(Layer|Block)$", "", known) for known in _classes(model)}
+    return name.endswith(_PARTS) and any(family and name.startswith(family) for family in families)
 
 
 def _main_classes(model: ModelFacts) -> frozenset[str]:

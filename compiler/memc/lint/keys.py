@@ -72,7 +72,10 @@ def _sections(document: Document) -> Iterator[tuple[tuple[str, ...], _Reader]]:
         yield (), _Reader(tables=[table("accelerate-config")], who="accelerate")
         yield ("deepspeed_config",), _Reader(tables=[launch], who="accelerate", strict=False)
     elif kind is Kind.FSDP:
-        inside = document.owner is not None and document.owner.kind is Kind.ACCELERATE
+        owner = document.owner
+        inside = owner is not None and owner.kind is Kind.ACCELERATE
+        if owner is not None and owner.dialect in ("axolotl", "llama-factory"):
+            return
         if inside:
             yield (), _Reader(tables=[table("accelerate-launch")], who="accelerate", prefix="fsdp_", strict=False)
         else:
@@ -86,7 +89,11 @@ def _sections(document: Document) -> Iterator[tuple[tuple[str, ...], _Reader]]:
                 ("zero_optimization", f"offload_{side}"),
                 _Reader(tables=[table(f"deepspeed-offload-{side}")], who="DeepSpeed"),
             )
-    elif kind is Kind.ADAPTER and str(document.value("peft_type") or "LORA").upper() == "LORA":
+    elif (
+        kind is Kind.ADAPTER
+        and (document.owner is None or document.has("peft_type"))
+        and str(document.value("peft_type") or "LORA").upper() == "LORA"
+    ):
         yield (), _Reader(tables=[table("adapter-config")], who="PEFT", strict=bool(document.extra.get("script")))
     elif kind is Kind.QUANTIZATION and document.extra.get("script"):
         yield (), _Reader(tables=[table("quantization-config")], who="BitsAndBytesConfig", strict=False)

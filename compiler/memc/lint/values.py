@@ -111,7 +111,7 @@ def _fsdp_version(context: Context) -> int | None:
     stated = statements.value("fsdp_version")
     if stated is not None:
         return int(stated)
-    if any(item.kind in (Kind.ACCELERATE, Kind.LAUNCH) for item in statements.all("engine")):
+    if _axolotl(statements) or any(item.kind in (Kind.ACCELERATE, Kind.LAUNCH) for item in statements.all("engine")):
         return 1
     return 2 if in_range(context.versions["transformers"].text, ">=5.24") else None
 
@@ -164,7 +164,7 @@ def _of_files(context: Context, method: str | None, engine: str | None) -> dict[
         "saves": saves,
         "gathers_on_save": statements.value("gathers_on_save"),
         "evaluates": evaluates,
-        "eval_batch_left_out": _left_out(evaluation, micro) if evaluates else None,
+        "eval_batch_left_out": _left_out(evaluation, micro) if evaluates and not _axolotl(statements) else None,
         "eval_batch_size": evaluation.value if evaluation is not None else _default(context, "eval"),
         "eval_batch_times": evaluation.value / micro
         if evaluation is not None and micro and not evaluation.default and evaluates
@@ -220,6 +220,11 @@ def _default(context: Context, side: str) -> Any:
     return table("training-arguments").default(f"per_device_{side}_batch_size", context.versions["transformers"].text)
 
 
+def _axolotl(statements: Statements) -> bool:
+    """Whether axolotl makes the arguments, which fills in the evaluation batch and the type of 4-bit storage."""
+    return any(document.dialect == "axolotl" for document in statements.of(Kind.ARGUMENTS))
+
+
 def _left_out(evaluation: Stated | None, micro: Any) -> bool:
     """Whether nobody set the batch of the evaluation, and its default is more than the micro-batch."""
     if evaluation is None or not evaluation.default:
@@ -244,8 +249,7 @@ def _evaluates(statements: Statements) -> bool | None:
             return True  # a value that only a run can tell
     if statements.value("do_eval") is True or statements.value("validation_share"):
         return True
-    axolotl = any(document.dialect == "axolotl" for document in statements.of(Kind.ARGUMENTS))
-    return True if axolotl and statements.first("eval_steps") is not None else None
+    return True if _axolotl(statements) and statements.first("eval_steps") is not None else None
 
 
 def _reentrant(context: Context) -> bool | None:
@@ -276,6 +280,8 @@ def _places_model(statements: Statements) -> bool | None:
 def _storage_matches(statements: Statements) -> bool | None:
     """Whether 4-bit codes are stored in the type that is computed in; None for what only a run can tell."""
     held = statements.of(Kind.QUANTIZATION)
+    if _axolotl(statements):
+        return None  # it chooses the type of the storage by itself
     if statements.first("quant_storage") is None and any(item.has("bnb_4bit_quant_storage") for item in held):
         return None
     storage = str(statements.value("quant_storage") or "uint8").lower().removeprefix("torch.")

@@ -95,6 +95,7 @@ save_strategy save_strategy
 save_steps save_steps
 evals_per_epoch eval_steps
 eval_steps eval_steps
+fsdp_version fsdp_version
 sequence_len max_length
 sample_packing packing
 base_model model

@@ -64,6 +64,7 @@ class Rule:
         source: Where it is known from.
         checked: ISO date.
         file_fix: What to do in files that somebody wrote by hand, where that differs; empty where it does not.
+        file_severity: What becomes of it there, where that differs; None where it does not.
     """
 
     id: str
@@ -76,6 +77,7 @@ class Rule:
     source: str
     checked: str
     file_fix: str = ""
+    file_severity: Severity | None = None
 
     @property
     def code(self) -> str:

@@ -45,6 +45,7 @@ def _rule(key: str, record: dict[str, Any]) -> Rule:
         source=record["source"],
         checked=record["checked"],
         file_fix=record.get("file_fix", ""),
+        file_severity=Severity(record["file_severity"]) if "file_severity" in record else None,
     )
 
 
