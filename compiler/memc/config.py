@@ -128,6 +128,9 @@ class LoraConfig:
         target_modules: Names of the linear modules that carry an adapter, in the order of the block.
         precision: Data type of the adapters.
         modules_to_save: Names of modules outside the blocks of which a copy trains whole beside the adapters.
+        trains_embedding, trains_head: Whether the input embedding and the head of a causal language model are among
+            them; where the two are one tensor, both are.
+        new_tokens: Tokens that are added to the vocabulary, of which only the rows train (`trainable_token_indices`).
     """
 
     rank: int
@@ -136,6 +139,9 @@ class LoraConfig:
     target_modules: tuple[str, ...]
     precision: AdapterPrecision = AdapterPrecision.FP32
     modules_to_save: tuple[str, ...] = ()
+    trains_embedding: bool = False
+    trains_head: bool = False
+    new_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

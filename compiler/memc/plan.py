@@ -56,6 +56,7 @@ class RunSettings:
         accelerator: What SkyPilot calls the card; empty without.
         libraries: Package and release where the spec names one; the others are those that memc plans with.
         dpo: The loss of preference training; None for other tasks.
+        new_tokens: Tokens that are added to the vocabulary before training.
         labels: Names of the classes that texts are sorted into; empty where they are found in the training file.
     """
 
@@ -88,6 +89,7 @@ class RunSettings:
     libraries: tuple[tuple[str, str], ...] = ()
     dpo: PreferenceSettings | None = None
     labels: tuple[str, ...] = ()
+    new_tokens: tuple[str, ...] = ()
 
 
 class Verdict(StrEnum):

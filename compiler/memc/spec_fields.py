@@ -94,6 +94,10 @@ class Lora(Section):
     """Modules that carry an adapter: attention, all-linear, or a list of module names."""
     precision: AdapterPrecision = AdapterPrecision.FP32
     """Data type of the adapters: fp32, or base for that of the model."""
+    new_tokens: Names = ()
+    """Tokens to add to the vocabulary; only their rows of embedding and head train beside the adapters."""
+    modules_to_save: Names = ()
+    """Embedding or head to train whole beside the adapters: a copy with gradients and optimizer states of every row."""
 
 
 class Dpo(Section):

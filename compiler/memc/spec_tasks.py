@@ -87,6 +87,27 @@ def _of_classification(spec: Spec) -> Iterator[Finding]:
             )
 
 
+def _vocabulary(spec: Spec) -> Iterator[Finding]:
+    lora = spec.lora
+    if lora.new_tokens and lora.modules_to_save:
+        yield Finding(
+            code="spec-new-tokens-twice",
+            field="lora.modules_to_save",
+            message="`modules_to_save` trains every row of embedding or head, and with them those of `new_tokens`",
+            hint="remove `modules_to_save`: the rows of the new tokens train without it",
+            also=("lora.new_tokens",),
+        )
+    for name in ("new_tokens", "modules_to_save"):
+        if getattr(lora, name) and spec.task in (Task.CLASSIFICATION, Task.DPO):
+            yield Finding(
+                code="spec-vocabulary-of-other-task",
+                field=f"lora.{name}",
+                message=f"`lora.{name}` goes with tasks sft and pretrain, but `task` is {spec.task}",
+                hint=f"remove `{name}`, or train the tokens with task sft first",
+                also=("task",),
+            )
+
+
 def _packed_samples(spec: Spec) -> Iterator[Finding]:
     if spec.task is Task.DPO and spec.data.packing:
         yield Finding(
@@ -166,6 +187,7 @@ TASK_CHECKS: tuple[Callable[[Spec], Iterator[Finding]], ...] = (
     _settings_of_other_tasks,
     _assistant_loss,
     _labels,
+    _vocabulary,
     _of_classification,
     _packed_samples,
     _plain_loss,

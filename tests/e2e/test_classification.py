@@ -1,4 +1,4 @@
-"""Models that sort texts into classes really train: encoders built small from their own config, whole and with adapters."""
+"""Models that sort texts into classes really train: small encoders built from their config, whole and with adapters."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ if method == "lora":
     model = PeftModel.from_pretrained(AutoModelForSequenceClassification.from_pretrained(base, **names), final)
 else:
     model = AutoModelForSequenceClassification.from_pretrained(final)
-ids = AutoTokenizer.from_pretrained(final)(["I love this wonderful film number 3", "A dreadful waste of time, film number 3"])
+texts = ["I love this wonderful film number 3", "A dreadful waste of time, film number 3"]
+ids = AutoTokenizer.from_pretrained(final)(texts)
 said = [model.config.id2label[int(model(torch.tensor([one])).logits.argmax())] for one in ids["input_ids"]]
 print(json.dumps(said))
 """

@@ -74,6 +74,7 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
         "assistant_only_loss",
         "dpo",
         "labels",
+        "new_tokens",
     ),
     Touch.NEITHER: (
         "eval_data",

@@ -528,7 +528,7 @@ def _backward(bill: Bill, pile: Pile) -> None:
 
 def _embedding(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
     """Books the gradient of the stream when it reaches the embedding, and the kernel that sums it up by token."""
-    if not mode.trains:
+    if not (mode.trains or mode.embedding_trains):
         return
     tokens, hidden, stream = config.micro_batch_tokens, model.hidden_size, mode.types.stream
     moment = Moment.BACKWARD_EMBEDDING

@@ -40,6 +40,8 @@ class LayerMode:
         gradients_stay: Whether the gradient of a weight stays where backward makes it. Not when it is added to that of
             the last micro batch, to a bucket of DistributedDataParallel, or taken over by DeepSpeed: it is then freed
             as soon as it has been added or copied, and the place it goes to is an entry of its own.
+        embedding_trains: Whether rows of the input embedding train beside adapters.
+        head_item: Bytes of one element of a head that trains beside adapters; 0 where it does not.
     """
 
     trains: bool
@@ -53,6 +55,8 @@ class LayerMode:
     quantized: bool = False
     double_quantization: bool = True
     gradients_stay: bool = True
+    embedding_trains: bool = False
+    head_item: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -502,7 +506,8 @@ def _tail_forward(
     types = mode.types
     sizes = dict(model.tail_sizes)
     read = sizes.get("embedding_width", model.hidden_size)
-    head = Weight("head", model.vocab_size, read, types.weight, trained=mode.trains)
+    trained = mode.trains or bool(mode.head_item)
+    head = Weight("head", model.vocab_size, read, mode.head_item or types.weight, trained=trained)
     if model.head_bias:
         head.bias = Weight("head bias", model.vocab_size, 1, types.weight, trained=mode.trains)
     names = {

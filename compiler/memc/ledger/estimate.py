@@ -22,6 +22,7 @@ from memc.ledger.parts import Part
 from memc.ledger.reentrant import held_input_entries
 from memc.ledger.reference import reference_entries, reference_load_entries
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
+from memc.ledger.tokens import token_entries
 from memc.ledger.workspace import workspace_entries
 
 
@@ -94,9 +95,10 @@ def _pass(config: TrainingConfig) -> Hashable:
 
 
 def _parameters(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
+    tokens = token_entries(model, config)
     if config.fsdp is not None:
-        return fsdp_parameter_entries(model, config, counts, facts)
-    return [*parameter_entries(config, counts, facts), *reference_entries(config, counts)]
+        return [*fsdp_parameter_entries(model, config, counts, facts), *tokens]
+    return [*parameter_entries(config, counts, facts), *reference_entries(config, counts), *tokens]
 
 
 def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:

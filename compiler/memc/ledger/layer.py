@@ -41,8 +41,23 @@ def layer_mode(config: TrainingConfig) -> LayerMode:
         types=dtypes(config),
         quantized=config.method is Method.QLORA,
         double_quantization=config.double_quantization,
+        embedding_trains=lora is not None and (lora.trains_embedding or lora.new_tokens > 0),
+        head_item=_head_item(config),
         gradients_stay=config.engine is Engine.SINGLE and config.gradient_accumulation_steps == 1,
     )
+
+
+def _head_item(config: TrainingConfig) -> int:
+    """Returns bytes of one element of the head that adapters' script trains: a copy of it, or one with new rows in it.
+
+    New rows are put into a copy of the frozen weights in every forward, and their gradient is taken out of one of the
+    whole: as a weight of the base's type that trains.
+    Source: peft tuners/trainable_tokens/layer.py get_merged_weights.
+    """
+    lora = config.lora
+    if lora is None or not (lora.trains_head or lora.new_tokens):
+        return 0
+    return dtypes(config).adapter if lora.trains_head else dtypes(config).weight
 
 
 def saved_tensors(block: Block, mode: LayerMode) -> tuple[Saved, ...]:

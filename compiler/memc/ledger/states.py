@@ -94,6 +94,8 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         for side in (linear.in_features, linear.out_features)
     ]
     saved = _saved_modules(model, config)
+    embedding, head = _saved_vocabulary(model, config)
+    saved += embedding + head
     adapters = sum(size * count for size, count in pairs) + saved
     quantized, rows = _quantized(model, config) if config.method is Method.QLORA else (0, 0)
     return ParamCounts(
@@ -102,15 +104,15 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         quantized_rows=rows,
         adapters=adapters,
         trainable=adapters - idle_adapters(model, config),
-        head=0,
-        embedding=0,
+        head=head,
+        embedding=embedding,
         lowest_layer=sum(
             rank * (linear.in_features + linear.out_features)
             for linear in lowest.linears
             if linear.name in targets and linear.adaptable
         ),
-        tied_head=0,
-        small_state=sum(size * count for size, count in pairs if size < facts.adam8bit_min_params),
+        tied_head=embedding if model.tied else 0,
+        small_state=sum(size * count for size, count in pairs if size < facts.adam8bit_min_params) + embedding,
         layer_linears=layer_linears,
         largest_tensor=max([size for size, _ in pairs] + [saved]),
         largest_module=max(modules),
@@ -128,6 +130,19 @@ def _saved_modules(model: ModelFacts, config: TrainingConfig) -> int:
     kept = {norm.name for norm in model.outer_norms if norm.name.partition(".")[0] not in config.lora.modules_to_save}
     norms = sum(norm.params for norm in model.outer_norms if norm.name not in kept)
     return norms + sum(linear.params for linear in model.outer_linears)
+
+
+def _saved_vocabulary(model: ModelFacts, config: TrainingConfig) -> tuple[int, int]:
+    """Returns the elements that train of the input embedding and of the head beside adapters: whole copies or new rows.
+
+    Source: peft utils/other.py ModulesToSaveWrapper; tuners/trainable_tokens/layer.py (a row for each new token).
+    """
+    assert config.lora is not None
+    rows = model.vocab_size * model.hidden_size
+    embedding = rows if config.lora.trains_embedding else 0
+    head = rows if config.lora.trains_head and not model.tied else 0
+    new = config.lora.new_tokens * model.hidden_size
+    return embedding + new, head + (0 if model.tied else new)
 
 
 def _quantized(model: ModelFacts, config: TrainingConfig) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from memc.config import (
     ZeroConfig,
 )
 from memc.facts import ModelFacts
+from memc.facts.vocabulary import vocabulary_modules
 from memc.plan import Plan
 from memc.render.sharding import AMP_OF_PRECISION, fsdp_sections
 
@@ -180,7 +181,7 @@ def peft_config(plan: Plan) -> dict[str, Any]:
     lora = plan.config.lora
     if lora is None:
         raise ValueError("an adapter file needs LoRA settings")
-    return {
+    return _vocabulary_keys(plan) | {
         "base_model_name_or_path": plan.run.model,
         "bias": "none",
         "inference_mode": False,
@@ -195,6 +196,19 @@ def peft_config(plan: Plan) -> dict[str, Any]:
         "use_dora": False,
         "use_rslora": False,
     }
+
+
+def _vocabulary_keys(plan: Plan) -> dict[str, Any]:
+    """Returns what trains of embedding and head beside the adapters; train.py fills in the numbers of new tokens.
+
+    Source: peft 0.21.2 tuners/lora/config.py (`trainable_token_indices`, `ensure_weight_tying`).
+    """
+    lora, model = plan.config.lora, plan.model
+    assert lora is not None
+    if lora.new_tokens:
+        names = vocabulary_modules(model.model_type)
+        return {"trainable_token_indices": {names.embedding: []} | ({} if model.tied else {names.head: []})}
+    return {"ensure_weight_tying": True} if model.tied and (lora.trains_embedding or lora.trains_head) else {}
 
 
 def needs_reentrant_checkpointing(config: TrainingConfig) -> bool:

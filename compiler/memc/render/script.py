@@ -86,6 +86,8 @@ def constants(plan: Plan) -> dict[str, Any]:
             "LABEL_SMOOTHING": run.dpo.label_smoothing,
             "PRECOMPUTE_REFERENCE": config.reference is Reference.PRECOMPUTED,
         }
+    if run.new_tokens and config.lora is not None:
+        named["NEW_TOKENS"] = run.new_tokens
     if config.lora is not None:
         named["ADAPTER_DTYPE"] = adapter_dtype(config)
     if config.checkpoint_offload:
@@ -118,6 +120,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         "auto_class": plan.model.auto_class,
         "reference_model": config.reference is Reference.MODEL,
         "adapters": config.lora is not None,
+        "new_tokens": bool(plan.run.new_tokens) and config.lora is not None,
         "quantized": config.method is Method.QLORA,
         "deepspeed": config.engine is Engine.DEEPSPEED,
         "ddp": config.engine is Engine.DDP,

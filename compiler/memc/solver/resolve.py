@@ -22,6 +22,7 @@ from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets
 from memc.facts.classifiers import classifier_head
 from memc.facts.records import Objective
+from memc.facts.vocabulary import vocabulary_modules
 from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, PreferenceSettings, RunSettings
@@ -245,6 +246,7 @@ def run_settings(
         accelerator=spec.launch.accelerator or "",
         libraries=tuple(sorted(spec.libraries.named.items())),
         labels=spec.data.labels,
+        new_tokens=spec.lora.new_tokens,
         dpo=_preference_settings(spec) if spec.task is Task.DPO else None,
     )
 
@@ -306,7 +308,25 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
                 add(
                     f"ladder.{key}", "unknown-technique", f"{name!r} is no technique", "use one of: " + ", ".join(names)
                 )
-    return found + engine_contradictions(loaded) + _target_contradictions(loaded, model)
+    return [
+        *found,
+        *engine_contradictions(loaded),
+        *_target_contradictions(loaded, model),
+        *_vocabulary_contradictions(loaded, model),
+    ]
+
+
+def _vocabulary_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
+    """Returns modules to train whole that are neither the model's embedding nor its head."""
+    if loaded.spec.task is Task.CLASSIFICATION:
+        return []
+    names = vocabulary_modules(model.model_type)
+    wrong = [name for name in loaded.spec.lora.modules_to_save if name not in (names.embedding, names.head)]
+    if not wrong:
+        return []
+    message = f"lora.modules_to_save names {', '.join(wrong)}; {model.key} has {names.embedding} and {names.head}"
+    hint = "name one of the two; for modules of the layers, write lora.target_modules"
+    return [loaded.diagnostic("lora.modules_to_save", "unknown-module", message, hint)]
 
 
 def _with_images(data: Data, model: ModelFacts) -> str:
@@ -353,13 +373,22 @@ def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
         target_modules=names,
         precision=pin.adapter_precision or lora.precision,
         modules_to_save=_whole_modules(loaded, model),
+        trains_embedding=_trains(loaded, model, vocabulary_modules(model.model_type).embedding),
+        trains_head=_trains(loaded, model, vocabulary_modules(model.model_type).head),
+        new_tokens=len(lora.new_tokens),
     )
 
 
+def _trains(loaded: LoadedSpec, model: ModelFacts, module: str) -> bool:
+    """Returns whether a module with a row for every token trains whole beside adapters; tied ones do together."""
+    named = loaded.spec.lora.modules_to_save
+    return bool(named) if model.tied else module in named
+
+
 def _whole_modules(loaded: LoadedSpec, model: ModelFacts) -> tuple[str, ...]:
-    """Returns the modules that train whole beside adapters: a head for classes, which no checkpoint has."""
+    """Returns the modules that train whole beside adapters: a head for classes, or what the spec names."""
     if loaded.spec.task is not Task.CLASSIFICATION:
-        return ()
+        return loaded.spec.lora.modules_to_save
     return classifier_head(model.model_type).trained
 
 

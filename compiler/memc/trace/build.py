@@ -13,6 +13,7 @@ from transformers.initialization import no_init_weights
 
 from memc.config import AdapterPrecision, BasePrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
 from memc.errors import usage_error
+from memc.facts.vocabulary import vocabulary_modules
 from memc.facts.architectures import architecture_keys, load_architecture
 from memc.trace.optional import library
 from memc.trace.quantized import quantize, stored_nf4
@@ -158,13 +159,31 @@ def _with_adapters(model: Any, config: TrainingConfig) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
+        **_vocabulary_settings(model, config),
     )
+    if lora.new_tokens:
+        wrapper = library("peft.utils.other", "adapters").TrainableTokensWrapper
+        wrapper.bias = property(lambda self: getattr(self.original_module, "bias", None))  # as the script does
     wrapped = peft.get_peft_model(model, settings, autocast_adapter_dtype=not follow_base)
     wanted = adapter_dtype(config)
     for name, parameter in wrapped.named_parameters():
-        if "lora_" in name and parameter.dtype is not wanted:
+        if parameter.requires_grad and parameter.dtype is not wanted:
             parameter.data = parameter.data.to(wanted)
     return wrapped
+
+
+def _vocabulary_settings(model: Any, config: TrainingConfig) -> dict[str, Any]:
+    """Returns what PEFT is told of modules outside the layers that train beside the adapters."""
+    lora, text = config.lora, model.config.get_text_config()
+    assert lora is not None
+    if lora.new_tokens:
+        names = vocabulary_modules(text.model_type)
+        modules = [names.embedding] if text.tie_word_embeddings else [names.embedding, names.head]
+        return {"trainable_token_indices": {module: list(range(lora.new_tokens)) for module in modules}}
+    if not lora.modules_to_save:
+        return {}
+    tied = text.tie_word_embeddings and config.task is not Task.CLASSIFICATION
+    return {"modules_to_save": list(lora.modules_to_save)} | ({"ensure_weight_tying": True} if tied else {})
 
 
 def adapter_dtype(config: TrainingConfig) -> torch.dtype:
