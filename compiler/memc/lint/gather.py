@@ -10,7 +10,7 @@ from pathlib import Path
 from memc.lint import recognise, scripts
 from memc.lint.reading import UnreadableError, parse, text_of
 from memc.lint.records import Document, Kind, Place, Remark, Weight
-from memc.lint.requirements import requirements_in
+from memc.lint.requirements import project_requirements, requirements_in
 from memc.lint.shell import shell_documents
 
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "dist", "build"})
@@ -104,6 +104,10 @@ def _read(path: Path) -> tuple[Sequence[Document], list[Remark]]:
     if suffix == ".txt" and ("require" in name or "constraint" in name or name == "environment.txt"):
         text = text_of(path)
         found = requirements_in(path, text) if text is not None else None
+        return ((found,) if found is not None else ()), []
+    if name == "pyproject.toml":
+        text = text_of(path)
+        found = project_requirements(path, text) if text is not None else None
         return ((found,) if found is not None else ()), []
     if suffix in _SHELL or (not suffix and _is_shell(path)):
         text = _text_with(path, (*_LAUNCHES, b"#SBATCH"))

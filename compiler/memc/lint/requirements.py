@@ -15,6 +15,7 @@ from memc.rules.records import in_range, release_of
 from memc.spec_source import Position
 
 _LINE = re.compile(r"\s*(?P<name>[A-Za-z0-9][\w.-]*)\s*(?:\[[^\]]*\])?\s*(?P<span>(?:[~=!<>]=?=?)[^;#@]*)?(?:[;#].*)?$")
+_QUOTED = re.compile(r"""["'](?P<name>[A-Za-z][\w-]*)(?:\[[^\]]*\])?(?P<span>\s*(?:[~=!<>][^"';]*)?)[^"']*["']""")
 PACKAGES = ("transformers", "trl", "accelerate", "peft", "deepspeed", "bitsandbytes", "torch")
 
 
@@ -43,6 +44,18 @@ def requirements_in(path: Path, text: str) -> Document | None:
         position = Position(line=number, column=1 + line.index(match["name"]))
         keys[match["name"].lower()] = (position, leaf((match["span"] or "").strip(), position))
     return Document(kind=Kind.REQUIREMENTS, path=path, node=section(keys, _START)) if keys else None
+
+
+def project_requirements(path: Path, text: str) -> Document | None:
+    """Returns the packages that a pyproject.toml depends on; of a package that stands twice, the first."""
+    seen: list[str] = []
+    lines = []
+    for line in text.split("\n"):
+        match = _QUOTED.search(line)
+        first = match is not None and match["name"].lower() not in seen
+        seen += [match["name"].lower()] if match is not None else []
+        lines.append(" " * match.start("name") + match["name"] + match["span"] if match is not None and first else "")
+    return requirements_in(path, "\n".join(lines))
 
 
 def planned_versions(documents: Iterable[Document], given: Mapping[str, str]) -> dict[str, Version]:
