@@ -13,8 +13,8 @@ from transformers.initialization import no_init_weights
 
 from memc.config import AdapterPrecision, BasePrecision, Engine, LossHead, Method, Precision, Task, TrainingConfig
 from memc.errors import usage_error
-from memc.facts.vocabulary import vocabulary_modules
 from memc.facts.architectures import architecture_keys, load_architecture
+from memc.facts.vocabulary import vocabulary_modules
 from memc.trace.optional import library
 from memc.trace.quantized import quantize, stored_nf4
 from memc.trace.records import Region
@@ -166,7 +166,7 @@ def _with_adapters(model: Any, config: TrainingConfig) -> Any:
         wrapper.bias = property(lambda self: getattr(self.original_module, "bias", None))  # as the script does
     wrapped = peft.get_peft_model(model, settings, autocast_adapter_dtype=not follow_base)
     wanted = adapter_dtype(config)
-    for name, parameter in wrapped.named_parameters():
+    for parameter in wrapped.parameters():
         if parameter.requires_grad and parameter.dtype is not wanted:
             parameter.data = parameter.data.to(wanted)
     return wrapped
