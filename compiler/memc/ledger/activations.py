@@ -150,6 +150,29 @@ def _is_given_more(block: Block) -> bool:
     return any(name in block.forward for name in _GIVEN)
 
 
+_KINDS: dict[int, tuple[ModelFacts, tuple[tuple[int, Place, bool], ...]]] = {}
+
+
+def _kinds(model: ModelFacts) -> tuple[tuple[int, Place, bool], ...]:
+    """Returns every place with a number that places which differ in their index alone share, and whether it is topmost.
+
+    Topmost is the highest layer of a stack whose program names something shared.
+    """
+    found = _KINDS.get(id(model))
+    if found is None or found[0] is not model:
+        known: list[tuple[int, Place, bool]] = []  # few of them
+        kinds = []
+        run_order = places(model)
+        for place, above in zip(run_order, [*run_order[1:], None], strict=True):
+            topmost = (above is None or above.lowest or above.index < 0) and _is_given_more(place.block)
+            alike = id(place.block), replace(place, block=run_order[0].block, index=min(place.index, 0)), topmost
+            if alike not in known:
+                known.append(alike)
+            kinds.append((known.index(alike), place, topmost))
+        found = _KINDS[id(model)] = (model, tuple(kinds))
+    return found[1]
+
+
 class Pile:
     """All layers of a model, bottom first, with the sums that the moments of a step need.
 
@@ -165,21 +188,19 @@ class Pile:
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
         self.shapes = shapes_of(mode, config.micro_batch_sequences, image_shapes(model, config))
         every = config.checkpoint_every
-        known: dict[tuple[int, str, bool, bool, int, int, bool, bool, bool], Layer] = {}
+        known: dict[tuple[int, bool, bool, int, bool], Layer] = {}
         layers: list[Layer] = []
-        item, reaches = mode.types.stream, False
+        item, reaches, after_freed = mode.types.stream, False, False
         tower = (reaches, item)
         run_order = places(model)
-        for place, above in zip(run_order, [*run_order[1:], None], strict=True):
+        for kind, place, topmost in _kinds(model):
             checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
-            reached = reaches if place.follows else not place.lowest or mode.trains or bool(every)
-            features = (reaches, item) if place.images else (False, 0)
-            item = mode.types.stream if place.first else item
-            after_freed = bool(layers) and layers[-1].checkpointed
-            topmost = (above is None or above.lowest or above.index < 0) and _is_given_more(place.block)
-            own = (reached, item, place.gives, after_freed, features[0], topmost)
-            key = (id(place.block), place.unit, checkpointed, *own)
-            if key not in known:
+            key = (kind, checkpointed, reaches, item, after_freed)
+            layer = known.get(key)
+            if layer is None:
+                reached = reaches if place.follows else not place.lowest or mode.trains or bool(every)
+                features = (reaches, item) if place.images else (False, 0)
+                item = mode.types.stream if place.first else item
                 around = self._around(place, config, mode, reached=reached, item=item)
                 around = replace(around, topmost=topmost)
                 if place.images:
@@ -189,9 +210,11 @@ class Pile:
                 run = layer_run(place.block, mode, around)
                 layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload, after_freed)
                 given = place.gives * layer.output_item * self.shapes.of(place.unit)
-                known[key] = replace(layer, waits=layer.waits + given)
-            layers.append(known[key])
-            item, reaches = known[key].output_item, known[key].reaches
+                layer = replace(layer, waits=layer.waits + given)
+                if not place.images:  # what it reads depends on the layer before it
+                    known[key] = layer
+            layers.append(layer)
+            item, reaches, after_freed = layer.output_item, layer.reaches, layer.checkpointed
             tower = (reaches, item) if place.unit.startswith("I*") else tower
         self.layers = tuple(layers)
         self.returned = tower_bytes(model, config, mode, self.shapes, *tower)
@@ -201,7 +224,9 @@ class Pile:
         ]
         self.shared = shared_tensors(model, mode, held, self.shapes, checkpointing=bool(every))
         self.masks = attention_masks(model, mode, self.shapes, every)
+        self._beside = (*self.shared, *self.masks)
         self._backward_totals: list[int] = []
+        self._highest_forward = self._pattern = -1
         self.before = 0 if places(model)[0].index == 0 else 1
 
     def _around(self, place: Place, config: TrainingConfig, mode: LayerMode, *, reached: bool, item: int) -> Situation:
@@ -241,26 +266,31 @@ class Pile:
 
     def highest_forward(self) -> int:
         """Returns the layer in whose forward most is alive."""
-        best, at, base = -1, 0, 0
-        for index, layer in enumerate(self.layers):
-            size = base + layer.forward_bytes + sum(one.in_forward(index) for one in (*self.shared, *self.masks))
-            if size > best:
-                best, at = size, index
-            base += layer.waits + layer.cached_casts
-        return at
+        if self._highest_forward < 0:
+            best, at, base, beside = -1, 0, 0, self._beside
+            for index, layer in enumerate(self.layers):
+                size = base + layer.forward_bytes
+                if beside:
+                    size += sum([one.in_forward(index) for one in beside])
+                if size > best:
+                    best, at = size, index
+                base += layer.waits + layer.cached_casts
+            self._highest_forward = at
+        return self._highest_forward
 
     def shared_in_backward(self, at: int) -> int:
         """Returns what layers share, and its gradients, while a layer runs backward."""
-        return sum(one.in_backward(at) + one.gradient_at(at) for one in (*self.shared, *self.masks))
+        return sum([one.in_backward(at) + one.gradient_at(at) for one in self._beside]) if self._beside else 0
 
     def pattern(self) -> int:
         """Returns how many layers at the lower end stand for all: those of one pattern, or half where none repeats."""
-        layers = [id(layer) for layer in self.layers[self.before + 1 :]]
-        half = max(1, len(self.layers) // 2)
-        for length in range(1, half):
-            if layers[length:] == layers[:-length]:
-                return length + self.before
-        return half
+        if self._pattern < 0:
+            layers = [id(layer) for layer in self.layers[self.before + 1 :]]
+            half = max(1, len(self.layers) // 2)
+            repeats = (length for length in range(1, half) if layers[length:] == layers[:-length])
+            length = next(repeats, None)
+            self._pattern = half if length is None else length + self.before
+        return self._pattern
 
     def lowest_backward(self) -> int:
         """Returns the layer at the lower end in whose backward most is alive."""
