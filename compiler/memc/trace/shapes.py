@@ -8,23 +8,33 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 _Made = tuple[torch.Size, tuple[int, ...], torch.dtype]
+_Seen = tuple[torch.Size, tuple[int, ...], int]
+_aten = torch.ops.aten
+_WRITE_INTO_FIRST = frozenset(
+    {_aten.copy_.default, _aten.add_.Tensor, _aten.mul_.Tensor, _aten.fill_.Scalar, _aten.zero_.default}
+)
+"""Operators that write values and nothing else into what they are given first, and return it."""
 
 
 class Shapes:
     """Runs operators on tensors without data, and remembers what outputs of plain ones look like.
 
-    Plain is an operator that writes to no input and gives new tensors. Torch's own cache does the same for all kinds
-    of tensors there are, which takes several times as long.
+    Plain is an operator that writes to no input and gives new tensors; others give a view of what they are given first.
+    Torch's own cache does the same for all kinds of tensors there are, which takes several times as long.
     """
 
     def __init__(self) -> None:
         self._made: dict[Any, list[_Made] | None] = {}
+        self._seen: dict[Any, _Seen | None] = {}
         self._plain: dict[Any, bool] = {}
+        self._views: dict[Any, bool] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns what an operator gives."""
         if not self._is_plain(func):
-            return func(*args, **kwargs)
+            if self._is_view(func) and args and isinstance(args[0], FakeTensor):
+                return self._view(func, args, kwargs)
+            return self._written(func, args, kwargs) if func in _WRITE_INTO_FIRST else func(*args, **kwargs)
         key = _key((args, kwargs)) if kwargs else _key(args)
         mode = _mode(args)
         if key is None or mode is None:
@@ -39,6 +49,47 @@ class Shapes:
             return func(*args, **kwargs)
         fresh = [_new(mode, look) for look in made]
         return fresh[0] if len(func._schema.returns) == 1 else tuple(fresh)
+
+    def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the view that an operator gives of its first argument."""
+        base = args[0]
+        key = _key((args, kwargs)) if kwargs else _key(args)
+        if key is None:
+            return func(*args, **kwargs)
+        key = (func, key, base.storage_offset())
+        if key not in self._seen:
+            out = func(*args, **kwargs)
+            self._seen[key] = _look(base, out)
+            return out
+        look = self._seen[key]
+        return func(*args, **kwargs) if look is None else _view_of(base, look)
+
+    def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Returns the first argument, which an operator has written values into."""
+        key = _key((args, kwargs)) if kwargs else _key(args)
+        if key is None or (func, key) not in self._made:
+            out = func(*args, **kwargs)
+            if key is not None and out is args[0]:
+                self._made[func, key] = None
+            return out
+        return args[0]
+
+    def _is_view(self, func: Any) -> bool:
+        """Returns whether an operator gives one view of the first of its inputs, which no other input decides on."""
+        found = self._views.get(func)
+        if found is None:
+            schema = func._schema
+            returned = schema.returns[0].alias_info if len(schema.returns) == 1 else None
+            first = schema.arguments[0].alias_info if schema.arguments else None
+            found = self._views[func] = (
+                not schema.is_mutable
+                and returned is not None
+                and first is not None
+                and not returned.is_write
+                and str(schema.returns[0].type) == "Tensor"
+                and sum("Tensor" in str(argument.type) for argument in schema.arguments) == 1
+            )
+        return found
 
     def _is_plain(self, func: Any) -> bool:
         found = self._plain.get(func)
@@ -91,3 +142,19 @@ def _new(mode: Any, look: _Made) -> torch.Tensor:
     with torch._C._DisableTorchDispatch():
         meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(mode, meta, torch.device("cpu"))
+
+
+def _look(base: FakeTensor, out: Any) -> _Seen | None:
+    """Returns what a view looks like; None when it is the tensor itself, or no view of it."""
+    same = isinstance(out, FakeTensor) and out.untyped_storage()._cdata == base.untyped_storage()._cdata
+    if not same or out is base or out.dtype is not base.dtype or out.device.type != "cpu":
+        return None
+    return out.shape, out.stride(), out.storage_offset()
+
+
+def _view_of(base: FakeTensor, look: _Seen) -> torch.Tensor:
+    shape, stride, offset = look
+    with torch._C._DisableTorchDispatch():
+        meta = torch.empty(0, dtype=base.dtype, device="meta")
+        meta.set_(base.untyped_storage(), offset, shape, stride)
+    return FakeTensor(base.fake_mode, meta, torch.device("cpu"))
