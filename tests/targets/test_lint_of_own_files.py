@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from matrix import matrix
+from matrix import matrix, run_settings
 from memc.lint import Given, Weight, lint_path
-from memc.render import render
-from planmaker import make_plan
+from specmaker import compile_folder
 
 MATRIX = matrix()
 TOO_SMALL = "nvme-buffer-too-small"  # the matrix pins buffers for a model of its own, smaller than the plan's
@@ -16,11 +15,8 @@ TOO_SMALL = "nvme-buffer-too-small"  # the matrix pins buffers for a model of it
 
 @pytest.mark.parametrize("name", MATRIX)
 def test_no_error_in_files_that_memc_writes(name: str, tmp_path: Path) -> None:
-    for path, text in render(make_plan(MATRIX[name]), spec_name="s.yaml", command="memc compile s.yaml").items():
-        target = tmp_path / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    found = lint_path(tmp_path, Given())
+    folder = compile_folder(tmp_path / name, MATRIX[name], **run_settings(name))
+    found = lint_path(folder, Given())
     assert len(found.documents) >= 4
     errors = {remark.code for remark in found.remarks if remark.weight is Weight.ERROR}
     assert errors <= ({TOO_SMALL} if "nvme" in name else set())
