@@ -225,6 +225,74 @@ def as_litgpt(model: ModelFacts) -> ModelFacts:
     return _with_blocks(model, lambda block: _litgpt_block(model, block))
 
 
+def with_prefixes(model: ModelFacts) -> ModelFacts:
+    """Returns a LitGPT model whose layers, but for the lowest ones, attend to a learned prefix as well.
+
+    Source: github.com/Lightning-AI/litgpt@8641822 lit_gpt/adapter.py: CausalSelfAttention, adapter_start_layer.
+    """
+    groups: list[BlockGroup] = []
+    below = _FIRST_PREFIX_LAYER
+    for group in model.groups:
+        plain = min(below, group.count)
+        prefixed = replace(group.block, forward=group.block.forward.replace(_ATTENDED, _ATTENDED_WITH_PREFIX))
+        groups += [BlockGroup(block=group.block, count=plain)] if plain else []
+        groups += [BlockGroup(block=prefixed, count=group.count - plain)] if group.count > plain else []
+        below -= plain
+    return replace(model, groups=tuple(groups))
+
+
+_FIRST_PREFIX_LAYER = 2
+_ATTENDED = "    y = merge_heads(flash_kernel(q, k, v))\n"
+_ATTENDED_WITH_PREFIX = (
+    "    y = flash_kernel(q, k, v)\n    y = y + gated_prefix(prefix_attention(q))\n    y = merge_heads(y)\n"
+)
+
+
+@operation
+def prefix_attention(machine: Machine, query: Tensor) -> Tensor:
+    """Returns attention of the query to a few learned positions: keeps query, output and a statistic for each row.
+
+    Source: lit_gpt/adapter.py scaled_dot_product_attention with a mask, so torch's memory-efficient kernel.
+    """
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        made = machine.new(unit, width, item, "gradient of attention input", last=last)
+        made.transposed = True
+        return [made if wanted else None, None]
+
+    unit, width, item, last = query.unit, query.width, query.item, query.last
+    wanted = query.node is not None
+    node = machine.track([query, _prefix(machine)], [query], backward)
+    out = machine.like(query, "attention to the prefix")
+    statistic = machine.new(unit, width // last, 4, "log-sum-exp of the prefix")
+    machine.save(node, out, statistic)
+    machine.produce(node, out)
+    machine.release(statistic)
+    return out
+
+
+@operation
+def gated_prefix(machine: Machine, x: Tensor) -> Tensor:
+    """Returns x times a learned gate of each head, keeping x; backward makes its product with x as well."""
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        (gradient,) = gradients
+        assert gradient is not None
+        out = machine.like(gradient, "gradient of attention to the prefix")
+        machine.release(machine.like(gradient, "gradient of the gate before it is summed"))
+        return [out, None]
+
+    node = machine.track([x, _prefix(machine)], [x], backward)
+    out = machine.like(x, "gated attention to the prefix")
+    machine.produce(node, out)
+    return out
+
+
+def _prefix(machine: Machine) -> Node:
+    """Returns the node of a learned prefix or gate, whose own bytes are too few to count."""
+    return machine.leaf(None, lambda machine, gradients: [])
+
+
 def _litgpt_block(model: ModelFacts, block: Block) -> Block:
     hidden, attention, mlp = model.hidden_size, block.attention, block.mlp
     query, key = attention.query_width, attention.key_width

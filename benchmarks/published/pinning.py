@@ -24,10 +24,11 @@ from memc.config import (
 from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact, load_gpu
 
-from published.kernels import as_litgpt, with_kernels
+from published.kernels import as_litgpt, with_kernels, with_prefixes
 from published.models import read_model
 from published.readings import (
     Sharding,
+    is_prefix_adapter,
     read_attention,
     read_checkpointing,
     read_lora,
@@ -63,6 +64,8 @@ def pin(record: Record) -> Pinned:
     software = read_software(record)
     model = read_model(record)
     model = _modelled(model, software)
+    prefix = is_prefix_adapter(record)
+    model = with_prefixes(model) if prefix else model
     sharding = read_sharding(record)
     optimizer_offload, param_offload = read_offload(record)
     precision, base = read_precision(record, method)
@@ -91,7 +94,7 @@ def pin(record: Record) -> Pinned:
         loss=LossHead.PLAIN,
         checkpoint_every=checkpoint_every,
         optimizer=_optimizer(record, software),
-        lora=None if method is Method.FULL else _lora(record, model, software, precision),
+        lora=_PREFIX if prefix else None if method is Method.FULL else _lora(record, model, software, precision),
         zero=_zero(sharding, (optimizer_offload, param_offload), model, software),
         eval_batch_size=0,
         expandable_segments=False,
@@ -104,6 +107,10 @@ def pin(record: Record) -> Pinned:
         reentrant_checkpointing=checkpoint_every > 0 and _reentrant(record, software),
     )
     return Pinned(model=model, gpu=read_gpu(record), config=config, software=software)
+
+
+_PREFIX = LoraConfig(rank=1, alpha=1, dropout=0.0, target_modules=(), precision=AdapterPrecision.BASE)
+"""No linear carries an adapter; the prefixes are in the programs of the layers."""
 
 
 def _modelled(model: ModelFacts, software: Software) -> ModelFacts:

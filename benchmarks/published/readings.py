@@ -78,6 +78,8 @@ def read_method(record: Record) -> Method:
     aside = " ".join(re.findall(r"\((.*?)\)", text))
     if head.startswith("op-level"):
         raise Skip("a single operation rather than a training run")
+    if is_prefix_adapter(record):
+        return Method.QLORA if "on nf4" in head else Method.LORA
     if re.search(r"ppo|dpo|kto|orpo|simpo|\brm\b|reward|galore|badam|mezo|zeroth|adapter|none|8-bit base", text):
         raise Skip(f"training method {head or 'unknown'}{f' ({aside})' if aside else ''}")
     if head.startswith("qlora"):
@@ -89,6 +91,12 @@ def read_method(record: Record) -> Method:
     if head.startswith("full"):
         return Method.FULL
     raise Skip("the training method is not said" if not text else f"training method {text}")
+
+
+def is_prefix_adapter(record: Record) -> bool:
+    """Returns whether LitGPT's first adapter trains: a prefix that the layers attend to."""
+    text = record.text("method")
+    return bool(re.fullmatch(r"adapter( on nf4)?", text)) and record.text("framework").startswith("litgpt")
 
 
 def read_quantization(record: Record) -> tuple[Quantization, bool]:

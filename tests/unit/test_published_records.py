@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,12 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from published import readings  # noqa: E402
 from published.caching import CachingAllocator  # noqa: E402
 from published.judging import judge_all  # noqa: E402
-from published.kernels import replaced  # noqa: E402
+from published.kernels import as_litgpt, replaced, with_prefixes  # noqa: E402
 from published.models import read_model  # noqa: E402
 from published.pinning import match_targets, pin, read_gpu  # noqa: E402
 from published.readings import Metric  # noqa: E402
 from published.records import Record, Skip, read_records, whole_number  # noqa: E402
-from published.stacks import read_software  # noqa: E402
+from published.stacks import for_family, read_software  # noqa: E402
 from published.summary import summarise, weighted_quantile  # noqa: E402
 
 SAMPLE = Path(__file__).with_name("published_records.yaml")
@@ -371,3 +372,27 @@ def test_a_file_that_is_no_list_of_records_is_refused(tmp_path: Path, text: str)
     path.write_text(text)
     with pytest.raises(SystemExit, match=r"records\.yaml"):
         read_records(path)
+
+
+def test_a_learned_prefix_is_in_the_layers_from_the_third_on() -> None:
+    fields = {"framework": "litgpt", "method": "adapter on nf4", "weight_dtype": "bnb.nf4 base"}
+    assert readings.read_method(Record(fields)) is Method.QLORA
+    with pytest.raises(Skip, match="adapter"):
+        readings.read_method(Record({**fields, "method": "adapter_v2 on nf4"}))
+    plain = as_litgpt(read_model(Record({"model": "meta-llama/Llama-2-7b-hf"})))
+    prefixed = with_prefixes(plain)
+    assert [group.count for group in prefixed.groups] == [2, 30]
+    assert "prefix" not in prefixed.groups[0].block.forward
+    assert "prefix_attention(q)" in prefixed.groups[1].block.forward
+    assert prefixed.total_params == plain.total_params
+
+
+def test_what_a_family_does_follows_version_and_autocast() -> None:
+    software = replace(read_software(Record({})), transformers=(4, 48, 1))
+    wide = for_family(software, "gpt_bigcode", autocast=True, checkpointed=True).stack
+    assert (wide.narrow_shift, wide.keeps_keys, wide.logits_upcast) == (True, True, True)
+    pure = for_family(software, "gpt_bigcode", autocast=False, checkpointed=False).stack
+    assert (pure.narrow_shift, pure.keeps_keys, pure.logits_upcast) == (False, False, False)
+    later = replace(software, transformers=(4, 49, 0))
+    assert for_family(later, "gpt_bigcode", autocast=True, checkpointed=True) == later
+    assert for_family(software, "llama", autocast=True, checkpointed=True) == software
