@@ -188,15 +188,17 @@ def test_a_killed_rank_ends_the_run_and_it_goes_on(tmp_path: Path, small: Path) 
         )  # fmt: skip
     try:
         _wait_for(lambda: list((tmp_path / "it").glob("checkpoint-*/sizes.json")) or process.poll() is not None)
-        ranks = _processes(process.pid, "train.py")
+        ranks = _ranks(folder)
         assert len(ranks) == 2, log.read_text()[-4000:]
         os.kill(ranks[-1], signal.SIGKILL)
         assert process.wait(timeout=300) != 0
-        assert not _processes(process.pid, "train.py")
+        assert not _ranks(folder)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for rank in _ranks(folder):
+            os.kill(rank, signal.SIGKILL)
     text = log.read_text(encoding="utf-8", errors="replace")
     assert "Signal 9 (SIGKILL)" in text, text[-4000:]
     assert "train.py: another process of this run ended" in text or "Sending process" in text, text[-4000:]
@@ -213,15 +215,14 @@ def _wait_for(happened: Callable[[], object], timeout_seconds: float = 900) -> N
         time.sleep(0.1)
 
 
-def _processes(session: int, words: str) -> list[int]:
-    """Returns the living processes of a session whose command line holds `words` and that no launcher's does."""
+def _ranks(folder: Path) -> list[int]:
+    """Returns the living processes that run a folder's train.py themselves, not those that launch it."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            fields = status.read_text().rpartition(")")[2].split()
-            command = status.with_name("cmdline").read_bytes().decode(errors="replace")
+            command = place.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if int(fields[3]) == session and words in command and "launch" not in command.split("train.py")[0]:
-            found.append(int(status.parent.name))
+        if str(folder / "train.py") in command and "launch" not in command:
+            found.append(int(place.parent.name))
     return sorted(found)
