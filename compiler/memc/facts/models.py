@@ -13,7 +13,7 @@ from memc.facts.architectures import architecture_keys, ledger_described, unpric
 from memc.facts.documents import nearest, read_json_object, read_spec, spec_file, spec_keys
 from memc.facts.documents import read_names as read_spec_names
 from memc.facts.programs import program_sizes, program_text
-from memc.facts.records import ModelFacts, Objective
+from memc.facts.records import ModelFacts, Objective, Stack
 from memc.facts.stacks import describe, main_stack, other_stacks
 
 _FOLDER = "models"
@@ -166,6 +166,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
             hint="name the model that it is a part of",
         )
     architecture, names, main = described.architecture, described.names, main_stack(described)
+    others = other_stacks(described)
     vocab = described.main.names.sizes.get("vocab", 0)
     head = architecture["head"]
     tied = bool(names.switches["tied"])
@@ -198,13 +199,19 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         outer_linears=main.linears,
         outer_tensors=main.tensors,
         outer_norms=main.norms,
-        other_stacks=other_stacks(described),
+        other_stacks=others,
         before=main.before,
-        unpriced=unpriced(architecture, names),
+        unpriced=unpriced(architecture, names) or _undescribed(main, *others),
         tail=tail,
         tail_sizes=program_sizes(tail, described.main.names, {}),
         embedding_dropout=bool(described.main.names.switches.get("embedding_dropout")),
     )
+
+
+def _undescribed(*stacks: Stack) -> str:
+    """Returns that layers have no program, as the end of a sentence; empty when all of them have one."""
+    described = all(group.block.forward for stack in stacks for group in stack.groups)
+    return "" if described else "the activations of one of its parts are not described yet"
 
 
 def _config_path(reference: str, base_dir: Path) -> Path | None:
