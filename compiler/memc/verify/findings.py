@@ -44,6 +44,29 @@ def run_findings(
     return tuple(_unsound(reports, promise, device))
 
 
+def rank_findings(
+    finished: Finished,
+    reports: tuple[RankReport, ...],
+    broken: tuple[str, ...],
+    promise: Promise,
+    *,
+    rank: int,
+    timeout_seconds: float,
+) -> tuple[Diagnostic, ...]:
+    """Returns why a run that plays one rank alone is not sound; its losses are nobody's, and not looked at."""
+    launcher = promise.path.parent / "launch.sh"
+    if errors := tuple(_rank_error(report, promise) for report in reports if report.error is not None):
+        return errors
+    missing = () if any(report.rank == rank for report in reports) else (rank,)
+    if finished.timed_out:
+        return (_timed_out(finished, missing, launcher, timeout_seconds),)
+    if finished.exit_code != 0:
+        return (_launcher_failed(finished, launcher),)
+    if broken or missing:
+        return (_reports_missing(missing, broken, finished, launcher),)
+    return ()
+
+
 def memory_findings(reports: tuple[RankReport, ...], promise: Promise) -> tuple[Diagnostic, ...]:
     """Returns one diagnostic when the measured need of any rank is above the budget, for the worst of them."""
     verdicts = [judge_rank(report, promise) for report in reports]

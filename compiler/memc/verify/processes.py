@@ -47,12 +47,24 @@ class Finished:
 
 
 def run_launcher(
-    command: list[str], *, environment: Mapping[str, str], timeout_seconds: float, on_line: Callable[[str], None]
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    timeout_seconds: float,
+    on_line: Callable[[str], None],
+    folder: Path | None = None,
 ) -> Finished:
-    """Runs `command` in the current folder, hands each line it prints to `on_line`, and returns how it ended.
+    """Runs `command`, hands each line it prints to `on_line`, and returns how it ended.
 
     However this function is left (end, time limit, Ctrl-C, SIGTERM, SIGHUP, an error in `on_line`), no process that
     the launcher started is alive afterwards.
+
+    Args:
+        command: Program and arguments.
+        environment: All of it.
+        timeout_seconds: Wall clock.
+        on_line: Called on a thread of its own.
+        folder: Where it starts; None: the current folder.
 
     Raises:
         OSError: When the command cannot be started.
@@ -62,6 +74,7 @@ def run_launcher(
     with _termination_unwinds():
         process = subprocess.Popen(
             command,
+            cwd=folder,
             env={**environment, MARK: mark},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

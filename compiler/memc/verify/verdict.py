@@ -98,6 +98,7 @@ class Verification:
         seconds: Wall clock of the whole run.
         diagnostics: What is wrong; empty when the verification passed.
         log_tail: Last lines the launcher printed; empty when it passed.
+        grade: ``measured`` on a card, ``rehearsed`` on one that does not exist.
     """
 
     device: str
@@ -122,6 +123,7 @@ class Verification:
     seconds: float
     diagnostics: tuple[Diagnostic, ...]
     log_tail: tuple[str, ...]
+    grade: str = "measured"
 
     @property
     def passed(self) -> bool:
@@ -166,7 +168,7 @@ class Verification:
             for rank in self.ranks
         ]
         return {
-            "grade": "measured",
+            "grade": self.grade,
             "judged": self.judged,
             "fits": self.fits,
             "device": self.device,
@@ -224,6 +226,7 @@ def judge(
     seconds: float,
     diagnostics: tuple[Diagnostic, ...],
     log_tail: tuple[str, ...],
+    grade: str = "measured",
 ) -> Verification:
     """Returns the verification that follows from what the ranks reported and what went wrong (`diagnostics`)."""
     ranks = tuple(judge_rank(report, promise) for report in reports)
@@ -256,6 +259,7 @@ def judge(
         seconds=seconds,
         diagnostics=diagnostics,
         log_tail=log_tail if diagnostics else (),
+        grade=grade,
     )
 
 

@@ -1,0 +1,215 @@
+"""`rehearse`: run the folder's own launcher on phantom cards, rank by rank, and judge it as `verify` does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
+from memc.facts import load_gpu, load_model_config
+from memc.facts.records import GpuFacts
+from memc.rehearse.build import Phantom, phantom
+from memc.rehearse.toolchain import find_toolchain
+from memc.verify.findings import memory_findings, rank_findings
+from memc.verify.lock import Promise, append_measurement, read_lock, require_unedited
+from memc.verify.probe import RankReport, read_reports
+from memc.verify.processes import run_launcher
+from memc.verify.verdict import Verification, judge
+
+LAUNCHER = "launch.sh"
+GRADE = "rehearsed"
+NOTES = "notes.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """A rehearsal's outcome.
+
+    Attributes:
+        verification: Judged as a run on the card would be; it has no step time.
+        unmodelled: CUDA functions that were called and of which the phantom only says that they succeeded.
+    """
+
+    verification: Verification
+    unmodelled: tuple[str, ...]
+
+
+def rehearse(
+    folder: Path,
+    *,
+    gpu: str | None = None,
+    ranks: Sequence[str] = ("0", "last"),
+    steps: int = 3,
+    timeout_seconds: float = 900.0,
+    on_line: Callable[[str], None],
+) -> Rehearsal:
+    """Runs the launcher in `folder` once for each rank, on phantom cards, and returns what torch's allocator counted.
+
+    Nothing is computed and nothing is kept: weights are not drawn, kernels do nothing, checkpoints stay empty. A sound
+    rehearsal on the planned card is added to the lock's measurements with the grade ``rehearsed``.
+
+    Args:
+        folder: What `memc compile` wrote.
+        gpu: Catalogue key of another card than the planned one.
+        ranks: Numbers of the ranks to play; ``last`` is the last one.
+        steps: Optimizer steps.
+        timeout_seconds: Wall clock for each rank.
+        on_line: Called with each line that the launcher prints, on a thread of its own.
+
+    Raises:
+        MemcError: Exit 2 for a bad argument, lock or environment, 4 for edited files. What goes wrong after the
+            launcher is started stands in the result.
+    """
+    promise = read_lock(folder)
+    require_unedited(folder, promise)
+    numbers = _numbers(ranks, promise.world_size or 1)
+    card = _card(promise, gpu)
+    built = phantom(find_toolchain())
+    started: list[tuple[RankReport, ...]] = []
+    findings: tuple[Diagnostic, ...] = ()
+    seconds = 0.0
+    tail: tuple[str, ...] = ()
+    with tempfile.TemporaryDirectory(prefix="memc-rehearse-") as scratch:
+        where = _model_folder(promise, Path(scratch))
+        for rank in numbers:
+            place = Path(scratch) / f"rank{rank}"
+            command = ["bash", str(folder.resolve() / LAUNCHER), "--probe", str(place)]
+            command += ["--max-steps", str(steps), "--random-weights"]
+            finished = run_launcher(
+                command,
+                environment=_environment(built, card, promise, rank, Path(scratch)),
+                timeout_seconds=timeout_seconds,
+                on_line=on_line,
+                folder=where,
+            )
+            reports, broken = read_reports(place)
+            started.append(reports)
+            seconds, tail = seconds + finished.seconds, finished.tail
+            findings = rank_findings(finished, reports, broken, promise, rank=rank, timeout_seconds=timeout_seconds)
+            if findings:
+                break
+        unmodelled = _notes(Path(scratch) / NOTES)
+    # Seconds of a card that does not exist, and losses of sums that nobody did, say nothing.
+    reports = tuple(
+        replace(one, step_seconds=(), losses=(), tokens_per_second=None) for ones in started for one in ones
+    )
+    sound = not findings
+    if sound:
+        findings = memory_findings(reports, promise)
+    outcome = judge(
+        reports,
+        promise,
+        device="cuda",
+        steps=steps,
+        random_weights=True,
+        seconds=seconds,
+        diagnostics=findings,
+        log_tail=tail,
+        grade=GRADE,
+    )
+    if sound and gpu is None:
+        append_measurement(promise, outcome.measurement())
+    return Rehearsal(verification=outcome, unmodelled=unmodelled)
+
+
+def _numbers(ranks: Sequence[str], world_size: int) -> tuple[int, ...]:
+    """Returns the ranks to play, each once, in order.
+
+    Raises:
+        MemcError: For what is no rank of this run.
+    """
+    found = []
+    for text in ranks:
+        number = world_size - 1 if text == "last" else int(text) if text.isdecimal() else -1
+        if not 0 <= number < world_size:
+            hint = f"use numbers from 0 to {world_size - 1}, or `last`, with commas between them"
+            raise usage_error("rehearse-ranks", f"{text!r} is no rank of a run with {world_size}", hint=hint)
+        found.append(number)
+    return tuple(dict.fromkeys(found))
+
+
+def _card(promise: Promise, gpu: str | None) -> GpuFacts:
+    """Returns the facts of the card to play.
+
+    Raises:
+        MemcError: When the card is unknown, not NVIDIA's, or something that torch reads of it is unknown.
+    """
+    document = json.loads(promise.path.read_text(encoding="utf-8"))
+    card = load_gpu(gpu or str(document["hardware"]["gpu"]))
+    if gpu is None:
+        card = replace(card, capacity_bytes=int(document["hardware"]["capacity_bytes"]))
+    lacking = [
+        name
+        for name, value in (
+            ("compute_capability", card.compute_capability),
+            ("capacity_mib", card.capacity_bytes),
+            ("multiprocessors", card.multiprocessors),
+        )
+        if value is None
+    ]
+    if lacking:
+        message = f"{card.name} cannot be played: the catalogue does not know its {', '.join(lacking)}"
+        hint = "rehearse on a card of the same generation and size with --gpu; `memc gpus` lists what is known"
+        where = Location(file=str(promise.path), field="hardware.gpu")
+        raise MemcError((Diagnostic(code="rehearse-card", message=message, where=where, hint=hint),), ExitCode.USAGE)
+    return card
+
+
+def _model_folder(promise: Promise, scratch: Path) -> Path | None:
+    """Returns the folder to start in, where the plan's model is found by its name; None when it is found from here.
+
+    A config is all that a rehearsal reads of a model.
+    """
+    document = json.loads(promise.path.read_text(encoding="utf-8"))
+    name = str(document["run"]["model"])
+    if Path(name).exists():
+        return None
+    place = scratch / "models" / name
+    place.mkdir(parents=True)
+    config = load_model_config(str(document["model"]["key"]), base_dir=Path())
+    (place / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    return scratch / "models"
+
+
+def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, scratch: Path) -> dict[str, str]:
+    """Returns the launcher's environment: a card, a rank, and an `accelerate` that plays it."""
+    programs = scratch / "bin"
+    programs.mkdir(exist_ok=True)
+    shim = programs / "accelerate"
+    launcher = Path(__file__).with_name("launcher.py")
+    loader = built.environment(os.environ.get("LD_LIBRARY_PATH", ""))
+    started = ["env", *(f"{name}={value}" for name, value in loader.items()), sys.executable, str(launcher)]
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(started)} "$@"\n', encoding="utf-8")
+    shim.chmod(0o700)
+    major, minor = card.compute_capability or (0, 0)
+    cards = promise.settings.get("gpus_per_node", 1)
+    described = (cards, card.capacity_bytes, promise.outside_allocator_bytes, major, minor, card.multiprocessors)
+    own = {
+        "HF_HUB_OFFLINE": "1",
+        "MEMC_PHANTOM": "|".join([*map(str, described), card.name]),
+        "MEMC_PHANTOM_NOTES": str(scratch / NOTES),
+        "MEMC_PHANTOM_RANK": str(rank),
+        "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
+        "PYTHONUNBUFFERED": "1",
+        # What this machine has must not reach the script: its cards are not the planned ones.
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(int(cards)))),
+        # Of a job with several nodes, one process plays its rank alone.
+        "MACHINE_RANK": str(rank // int(cards)),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    return {**os.environ, **own}
+
+
+def _notes(path: Path) -> tuple[str, ...]:
+    """Returns the functions that were used without being modelled, each once."""
+    try:
+        return tuple(sorted(set(path.read_text(encoding="utf-8").split())))
+    except OSError:
+        return ()
