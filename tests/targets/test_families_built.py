@@ -179,9 +179,12 @@ def component_of(name: str) -> Component:
 
 
 def counted(model: Any) -> dict[Component, int]:
+    """Returns elements by component; a head that shares the embedding's tensor may give it its name."""
     counts = dict.fromkeys(Component, 0)
+    embedding = model.get_input_embeddings().weight if model.get_output_embeddings() is not None else None
     for name, parameter in model.named_parameters():
-        counts[component_of(name)] += parameter.numel()
+        component = Component.EMBEDDING if parameter is embedding else component_of(name)
+        counts[component] += parameter.numel()
     return counts
 
 
