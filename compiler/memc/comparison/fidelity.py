@@ -39,6 +39,8 @@ DIMENSION_SETTINGS: dict[Dimension, tuple[str, ...]] = {
 _OTHER_SETTINGS: dict[Touch, tuple[str, ...]] = {
     Touch.NUMERICS: (
         "task",
+        "images_per_sample",
+        "image_pixels",
         "classes",
         "max_length",
         "packing",
@@ -78,6 +80,7 @@ _RUN_SETTINGS: dict[Touch, tuple[str, ...]] = {
     ),
     Touch.NEITHER: (
         "eval_data",
+        "libraries",
         "save_steps",
         "eval_steps",
         "logging_steps",
