@@ -262,8 +262,8 @@ def _deepspeed(source_of: Sources) -> Names | None:
                 constants |= {target.id: node.value.value for target in node.targets if isinstance(target, ast.Name)}
     found: Names = {}
     for path in _DEEPSPEED_READERS:
-        for node in ast.walk(ast.parse(source_of(path) or "")):
-            for key in _asked(node):
+        for part in ast.walk(ast.parse(source_of(path) or "")):
+            for key in _asked(part):
                 value = key.value if isinstance(key, ast.Constant) else constants.get(ast.unparse(key))
                 if isinstance(value, str):
                     found[value] = UNKNOWN

@@ -170,7 +170,7 @@ class _Editor(ast.NodeTransformer):
         self.generic_visit(node)
         node.keywords = [k for k in node.keywords if k.arg not in self.edit.deletes]
         for keyword in node.keywords:
-            if keyword.arg in self.edit.sets:
+            if keyword.arg is not None and keyword.arg in self.edit.sets:
                 keyword.value = ast.Constant(self.edit.sets[keyword.arg])
         return node
 
