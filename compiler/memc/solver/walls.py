@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from memc.config import LossHead, TrainingConfig
+from memc.config import Engine, LossHead, TrainingConfig
 from memc.ledger.entries import Account, Entry, Ledger, Moment
 from memc.solver.search import Machine
 from memc.units import format_gib
@@ -31,7 +31,8 @@ def states_wall(machine: Machine) -> list[str]:
     asked, budget = machine.question.asked, machine.question.budget
     if asked.world_size == 1:
         return []
-    accounts = machine.estimator.ledger(replace(asked, zero=None, fsdp=None)).gpu.by_account(Moment.STEP)
+    unsharded = replace(asked, engine=Engine.DDP, zero=None, fsdp=None)
+    accounts = machine.estimator.ledger(unsharded).gpu.by_account(Moment.STEP)
     whole = sum(accounts[account] for account in _STATES)
     if whole <= budget.gpu_bytes:
         return []
