@@ -89,7 +89,7 @@ def verdict(text: str, answers: Answers) -> Outcome:
     """
     asked, free, said = answers.asked, answers.open, text.lower()
     sketch = answers.report.get("spec") or {}
-    if said.startswith("error") and sketch.get("artifacts"):
+    if said.startswith(("error", "verify error")) and sketch.get("artifacts"):
         return _lint_verdict(said, answers)
     if answers.reading.stands_in:
         return _waits(f"the sketch names no {' and no '.join(answers.reading.stands_in)}")
