@@ -55,7 +55,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "ernie4_5": SIZES,
     "exaone4": {**SIZES, "sliding_window": 100},
     "olmo": SIZES,
-    "olmo3": {**SIZES, "sliding_window": 100},
     "olmoe": {**ROUTED, "intermediate_size": 128, "num_key_value_heads": 4},
     "qwen2_moe": ROUTED,
     "seed_oss": {**SIZES, "head_dim": 64},
