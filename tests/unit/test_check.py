@@ -137,7 +137,7 @@ def test_a_changed_library_fact_is_named_with_the_ledger_line_that_it_moved(
     assert done.code == ExitCode.STALE, done.err
     messages = [finding["message"] for finding in found(done) if finding["code"] == "fact-changed"]
     assert messages == ["fact cublas.workspace_bytes: 8519680 -> 12713984"]
-    (folder,) = json.loads(done.out)["folders"]
+    (folder,) = (folder for folder in json.loads(done.out)["folders"] if folder["folder"] == "out")
     moved = {line["name"]: line["after_bytes"] - line["before_bytes"] for line in folder["changes"]["lines"]}
     assert moved["cublas-workspaces"] == 2 * (12713984 - 8519680)
     assert folder["changes"]["spec"] == []
