@@ -74,7 +74,6 @@ class Data(Section):
     assistant_only_loss: Flag = False
     """Whether only the turns of the assistant carry loss (chat data)."""
 
-
     @property
     def classes(self) -> int:
         """Classes that texts are sorted into; 2 where the spec does not name them."""
