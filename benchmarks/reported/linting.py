@@ -65,10 +65,10 @@ def _text(name: str, content: Any) -> str:
 def given(answers: Answers) -> Given:
     """Returns what a report says beside its files: versions, card, model, processes."""
     sketch = answers.report.get("spec") or {}
-    hardware = sketch.get("hardware") if isinstance(sketch.get("hardware"), Mapping) else {}
-    gpu = card(str(hardware.get("gpu", ""))) if hardware else None
     said = sketch.get("hardware")
     hardware = said if isinstance(said, Mapping) else {}
+    gpu = card(str(hardware.get("gpu", ""))) if hardware else None
+    model = answers.reading.model if isinstance(sketch.get("model"), Mapping) else None
     return Given(
         versions={str(name): str(version) for name, version in (sketch.get("libs") or {}).items()},
         gpu=None if gpu is None else gpu.key,
