@@ -52,12 +52,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "falcon": SIZES,
     "cohere": SIZES,
     "cohere2": {**SIZES, "sliding_window": 100},
-    "ernie4_5": SIZES,
+    "ernie4_5": {**SIZES, "hidden_size": 512, "intermediate_size": 1280, "tie_word_embeddings": False},
     "exaone4": {**SIZES, "sliding_window": 100},
     "olmo": SIZES,
     "olmoe": {**ROUTED, "intermediate_size": 128, "num_key_value_heads": 4},
     "qwen2_moe": ROUTED,
-    "seed_oss": {**SIZES, "head_dim": 64},
+    "seed_oss": {**SIZES, "head_dim": 64, "attention_dropout": 0.0, "residual_dropout": 0.0},
     "falcon-new": {**SIZES, "model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 2},
 }
 CASES: dict[str, dict[str, Any]] = {
