@@ -76,6 +76,7 @@ EVAL_STEPS = 0  # 0: no evaluation
 SAVE_TOTAL_LIMIT = 2
 ASSISTANT_ONLY_LOSS = False
 
+SIZES = "sizes.json"  # last file of a checkpoint: how large the others are
 PROBE_SCHEMA = "memc/probe/1"
 PHASES = ("load", "first_step", "steady", "evaluate", "save")
 ROW_KEYS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
@@ -92,6 +93,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=MAX_STEPS, help="stop after so many optimizer steps")
     parser.add_argument("--output-dir", default=OUTPUT_DIR, help="where checkpoints and the final model go")
     parser.add_argument("--resume", action="store_true", help="go on from the last complete checkpoint")
+    parser.add_argument("--any-first-loss", action="store_true", help="go on whatever the loss of the first step is")
     parser.add_argument("--probe", metavar="DIR", help="run a few steps on synthetic data and write memory peaks here")
     parser.add_argument("--random-weights", action="store_true", help="with --probe: build the weights from the config")
     arguments = parser.parse_args()
@@ -599,14 +601,107 @@ def package_version(name: str) -> str | None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def last_checkpoint(folder: str) -> str | None:
-    """Returns the newest checkpoint that was written to its end; None without one.
+class Guard(TrainerCallback):
+    """Stops a run that starts from something else than was planned; notes which checkpoints were written to their end."""
 
-    trainer_state.json is the last file of a checkpoint, so a folder without it was cut short.
-    """
-    found = [path.parent for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    steps = {int(path.name.removeprefix("checkpoint-")): path for path in found if path.name[11:].isdigit()}
-    return str(steps[max(steps)]) if steps else None
+    def __init__(self, largest_first_loss: float) -> None:
+        self.largest_first_loss = largest_first_loss
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Looks at the loss of the first step.
+
+        Raises:
+            PlanError: When it is not one that a trained model has on text.
+        """
+        if math.isinf(self.largest_first_loss) or state.global_step != 1 or logs is None or "loss" not in logs:
+            return
+        loss = float(logs["loss"])
+        if loss == 0.0:
+            raise PlanError("the loss of the first step is 0: no token of its rows carries loss; look at their length and their masks")
+        if loss > self.largest_first_loss:
+            raise PlanError(
+                f"the loss of the first step is {loss:.2f}, and guessing costs {self.largest_first_loss:.2f}: weights, tokenizer and data do "
+                "not belong together. Start with `--any-first-loss` if that is meant"
+            )
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Writes down the sizes of a checkpoint's files once every process has written its own."""
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()
+        if args.process_index == 0:
+            note_sizes(Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+
+def note_sizes(folder: Path) -> None:
+    """Writes SIZES into a checkpoint: the size of each of its files, by which a cut one is told from a whole one."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    sizes.pop(SIZES, None)
+    partial = folder / f"{SIZES}.partial"
+    partial.write_text(json.dumps(sizes, indent=1, sort_keys=True), encoding="utf-8")
+    partial.replace(folder / SIZES)
+
+
+def what_is_cut(folder: Path) -> str | None:
+    """Returns what of a checkpoint was not written to its end; None when all of it was."""
+    try:
+        sizes: dict[str, int] = json.loads((folder / SIZES).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "it was still being written"
+    for name, size in sizes.items():
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else 0
+        if found != size:
+            return f"{name} has {found} of {size} bytes"
+    return None
+
+
+def last_checkpoint(folder: str) -> tuple[str | None, list[str]]:
+    """Returns the newest checkpoint that is whole (None without one), and a sentence on each newer one that is not."""
+    found = {int(path.name[11:]): path for path in Path(folder).glob("checkpoint-*") if path.name[11:].isdigit()}
+    passed_over: list[str] = []
+    for step in sorted(found, reverse=True):
+        cut = what_is_cut(found[step])
+        if cut is None:
+            return str(found[step]), passed_over
+        passed_over.append(f"{found[step]} is not complete, {cut}")
+    return None, passed_over
+
+
+def checkpoint_to_resume(args: SFTConfig, folder: str) -> str | None:
+    """Returns where a resumed run goes on from (None: the beginning), and says so."""
+    checkpoint, passed_over = last_checkpoint(folder)
+    if args.process_index == 0:
+        for sentence in passed_over:
+            print(f"train.py: {sentence}", flush=True)
+        where = f"going on from {checkpoint}" if checkpoint else f"no complete checkpoint in {folder}, starting from the beginning"
+        print(f"train.py: {where}", flush=True)
+    return checkpoint
+
+
+def words_of(failure: BaseException | None, words: tuple[str, ...]) -> str | None:
+    """Returns on one line what the first failure in the chain with one of these words said; None when none has."""
+    while failure is not None:
+        if any(word.lower() in str(failure).lower() for word in words):
+            return " ".join(str(failure).split())[:300]
+        failure = failure.__cause__ or failure.__context__
+    return None
+
+
+def known_failure(failure: BaseException, folder: str) -> str | None:
+    """Returns what to do about a full disk (or a limit on files), or a process that is gone; None for other failures."""
+    full = words_of(failure, ("No space left on device", "File too large", "quota exceeded", "PytorchStreamWriter failed", "file write failed"))
+    gone = words_of(failure, ("Connection closed by peer", "Connection reset by peer"))
+    if full is None and gone is None:
+        return None
+    checkpoint, _ = last_checkpoint(folder)
+    after = f"goes on from {checkpoint}" if checkpoint else "then starts from the beginning, no checkpoint is complete"
+    if full is None:
+        return f"another process of this run ended, its own output says why: {gone}. `bash launch.sh --resume` {after}"
+    place = next((path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists()), Path("/"))
+    return (
+        f"could not write to {folder}: {full}. {shutil.disk_usage(place).free / 2**30:.2f} GiB are free there. Make room, or "
+        f"name another folder (training.output_dir in the spec); `bash launch.sh --resume` {after}"
+    )
 
 
 def save_final(trainer: SFTTrainer, tokenizer: Any, folder: Path) -> None:
@@ -649,10 +744,9 @@ def run(arguments: argparse.Namespace, folder: str, meter: Meter) -> None:
     train, evaluation = load_data(arguments, args, tokenizer, config.get_text_config().vocab_size)
     model = load_model(arguments, args, config)
     trainer = build_trainer(args, model, tokenizer, train, evaluation, meter)
-    checkpoint = last_checkpoint(folder) if arguments.resume else None
-    if arguments.resume and checkpoint is None and args.process_index == 0:
-        print(f"no complete checkpoint in {folder}: starting from the beginning", flush=True)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    guessing = math.log(config.get_text_config().vocab_size)
+    trainer.add_callback(Guard(math.inf if arguments.probe or arguments.any_first_loss else guessing))
+    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args, folder) if arguments.resume else None)
     if arguments.probe:
         return
     meter.enter("save")
@@ -677,8 +771,9 @@ def out_of_memory_message(meter: Meter, error: BaseException) -> str:
     """Returns what to do about a GPU that ran out of memory."""
     return (
         f"out of memory on the GPU in phase `{meter.phase}`: {error}\n"
-        "The plan did not expect this. `memc explain` on this folder shows what each phase was planned to need; lower "
-        "memory.target in the spec and `memc compile` again to climb one rung. Is another process using this GPU?"
+        f"The plan did not expect this. With this log in a file, `memc diagnose run.log --spec {HERE}` says what took the "
+        "memory and what the next rung saves; a lower memory.target in the spec and `memc compile` climb it. Is another "
+        "process using this GPU?"
     )
 
 
@@ -698,10 +793,13 @@ def main() -> int:
         print(out_of_memory_message(meter, failure), file=sys.stderr, flush=True)
     except PlanError as failure:
         error = {"kind": "exception", "phase": meter.phase, "message": str(failure)}
-        print(f"train.py: {failure}", file=sys.stderr, flush=True)
+        print(f"\ntrain.py: {failure}", file=sys.stderr, flush=True)
     except Exception as failure:
         error = {"kind": "exception", "phase": meter.phase, "message": f"{type(failure).__name__}: {failure}"}
-        raised = failure
+        message = known_failure(failure, arguments.output_dir)
+        raised = failure if message is None else None
+        if message is not None:
+            print(f"\ntrain.py: {message}", file=sys.stderr, flush=True)  # the line of a progress bar has no end
     if arguments.probe:
         write_probe(arguments, meter, error)
     if raised is not None:
