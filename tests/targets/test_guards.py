@@ -217,7 +217,7 @@ def test_adapters_that_never_moved_stop_the_run(sft: ModuleType) -> None:
     model = torch.nn.Module()
     model.lora_B = torch.nn.Linear(2, 2, bias=False)
     torch.nn.init.zeros_(model.lora_B.weight)
-    with pytest.raises(sft.PlanError, match="1 of 1 lora_B .* are zero after training"):
+    with pytest.raises(sft.PlanError, match=r"1 of 1 lora_B .* are zero after training"):
         sft.check_adapters(model)
     torch.nn.init.ones_(model.lora_B.weight)
     sft.check_adapters(model)
