@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.facts.records import GpuFacts, ModelFacts
 from memc.ledger.entries import Ledger, Resource
-
-if TYPE_CHECKING:
-    from memc.ledger.traced import Comparison, TracedStep
+from memc.ledger.traced import Comparison, TracedStep
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -144,7 +144,7 @@ def _default(info: FieldInfo, field: str) -> str:
 def _rest(values: Values) -> list[str]:
     """Returns the sections that a first spec rarely has: in full where a value is given, else as one comment."""
     lines: list[str] = []
-    for name in ("launch", "lora", "ladder", "pin"):
+    for name in ("launch", "lora", "dpo", "ladder", "pin", "libraries"):
         info = Spec.model_fields[name]
         section = info.annotation
         assert isinstance(section, type) and issubclass(section, Section)

@@ -113,7 +113,7 @@ def test_order_on_several_cards_follows_their_links() -> None:
 
 def test_a_small_micro_batch_stands_behind_recomputation_where_it_costs_more() -> None:
     """Routed experts are read once per micro-batch; a dense model of 2048 tokens keeps the card busy anyway."""
-    work = {"count": "8", "batch": "128", "length": "4096", "method": "full", "gpu": "h200-sxm-141gb"}
+    work = {"count": "8", "batch": "128", "length": "2048", "method": "full", "gpu": "h200-sxm-141gb"}
     routed = machine(model="Qwen/Qwen3-30B-A3B", **work)
     dense = machine(**work)
     behind = routed.rungs["checkpoint-every-layer"]
