@@ -61,7 +61,7 @@ page: $(FULL) browser  ## the HTML report in a real browser: sliders to the byte
 	$(PYTEST) tests/browser
 
 targets: $(FULL)  ## the real frameworks read every emitted file
-	$(PYTEST) tests/targets --ignore tests/targets/test_consumers.py
+	$(PYTEST) -n 2 tests/targets --ignore tests/targets/test_consumers.py
 
 matrix: $(FULL)  ## compile every target, show each to its readers, train what a CPU can; ARGS=--all trains all of it
 	$(BIN)/python scripts/run_matrix.py -n 2 --dist loadgroup $(ARGS)
