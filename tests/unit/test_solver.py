@@ -202,3 +202,26 @@ def test_paged_states_that_a_resumed_run_cannot_hold_are_said() -> None:
     assert tight.budget.gpu_bytes - tight.ledger.gpu.required_bytes < 2.03125 * 7.6e9
     assert any("RESUMED RUN MAY NOT FIT" in line for line in tight.warnings)
     assert not any("RESUMED RUN" in line for line in small.warnings)
+
+
+def test_partitioned_experts_are_said_to_be_gathered_whole() -> None:
+    """Every parameter is gathered, 8 of 128 experts compute for a token; a dense model and one GPU are told nothing."""
+    work = {"gpu": "h100-sxm5-80gb", "count": "8"}
+    for pin, engine in (("zero_stage: 3", "ZeRO-3"), ("engine: fsdp", "FSDP")):
+        plan = plan_of(spec_text(model="Qwen/Qwen3-30B-A3B", more=f"pin: {{{pin}}}\n", **work))
+        said = [line for line in plan.warnings if line.startswith(f"MoE under {engine}")]
+        assert len(said) == 1
+        assert "total parameters (30.5B)" in said[0]
+        assert "active ones (3.4B)" in said[0]
+    whole = plan_of(spec_text(model="Qwen/Qwen3-30B-A3B", more="pin: {zero_stage: 2}\n", **work))
+    dense = plan_of(spec_text(more="pin: {zero_stage: 3}\n", **work))
+    assert not any("MoE" in line for line in (*whole.warnings, *dense.warnings))
+
+
+def test_a_refusal_says_what_modules_that_train_whole_cost() -> None:
+    more = "lora: {modules_to_save: [embed_tokens, lm_head]}\nmemory: {target: 12GiB}\n"
+    refusal = refusal_of(spec_text(more=more))
+    assert any("trainable_token_indices" in cause and "8.12 GiB" in cause for cause in refusal.causes), refusal.causes
+    assert not any(
+        "modules_to_save" in cause for cause in refusal_of(spec_text(more="memory: {target: 8GiB}\n")).causes
+    )

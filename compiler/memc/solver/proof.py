@@ -12,7 +12,7 @@ from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.trail import trail
 from memc.solver.walls import loss_wall, states_wall
-from memc.solver.warnings import SPILLS, may_spill, pinned_bytes
+from memc.solver.warnings import SPILLS, may_spill, pinned_bytes, whole_vocabulary
 from memc.units import format_gib, format_seconds
 
 
@@ -112,6 +112,7 @@ def _causes(machine: Machine, closest: Candidate, ledger: Ledger, binding: Resou
         _wall(accounts[0][0]),
         *(loss_wall(machine, closest.config) if binding is Resource.GPU and at is Moment.LOSS else ()),
         *(states_wall(machine) if binding is Resource.GPU else ()),
+        *(whole_vocabulary(machine.question, closest.config) if binding is Resource.GPU else ()),
         *((SPILLS,) if binding is Resource.GPU and may_spill(machine.question, size) else ()),
     )
 

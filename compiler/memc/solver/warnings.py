@@ -71,7 +71,8 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if not time.unknown and time.offload_seconds > _SLOW_OFFLOAD_SHARE * time.step_seconds:
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
-    found += _whole_vocabulary(question, config)
+    found += whole_vocabulary(question, config)
+    found += _gathered_experts(question, config, time)
     found += combination_warnings(config, question.model, question.gpu, question.loaded.spec.libraries.named)
     if config.attention is Attention.EAGER:
         found.append("eager attention keeps the scores of all heads: memory grows with the square of the length")
@@ -83,7 +84,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     return tuple(dict.fromkeys(found))
 
 
-def _whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
+def whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
     """Returns what it costs that embedding or head train whole beside adapters, and the cheap way."""
     lora, model = config.lora, question.model
     if lora is None or not (lora.trains_embedding or lora.trains_head):
@@ -97,6 +98,21 @@ def _whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
         f"{format_gib(size)} of copies, gradients and optimizer states, over all ranks that hold them, beside frozen "
         "originals; for tokens that are new, lora.new_tokens trains their rows alone (PEFT trainable_token_indices), "
         "and a chat checkpoint or spare tokens of the vocabulary need neither"
+    ]
+
+
+def _gathered_experts(question: Question, config: TrainingConfig, time: StepTime) -> list[str]:
+    """Returns what it costs to partition the weights of a model of which a token uses few experts."""
+    total, active = question.model.total_params, question.model.active_params
+    partitioned = config.fsdp is not None or config.zero_stage == 3
+    if active >= total or not partitioned or config.world_size == 1:
+        return []
+    sharding = "FSDP" if config.fsdp is not None else "ZeRO-3"
+    share = "" if time.unknown else f" ({time.communication_seconds / time.step_seconds:.0%} of this step)"
+    return [
+        f"MoE under {sharding}: each pass gathers the total parameters ({total / 1e9:.1f}B) while only the active ones "
+        f"({active / 1e9:.1f}B) compute for a token: communication{share} is that of a dense model of all of "
+        "them, the arithmetic that of a small one; where each GPU can hold a copy of the base, none of it is gathered"
     ]
 
 
