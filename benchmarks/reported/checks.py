@@ -99,10 +99,13 @@ def verdict(text: str, answers: Answers) -> Outcome:
         return _waits("; ".join(answers.reading.waits) or "there is no spec")
     if len(sketch.get("libs") or {}) > len(releases(sketch)):
         return _waits("the sketch names libraries that have no place in a spec")
-    if (sketch.get("training") or {}).get("objective"):
-        return _waits("the reference model of preference pairs is not planned")
     if re.search(r"\b(refused|lowered|changed)\b", said):
         return _given_up(said, answers)
+    reported = re.match(r"(\w+) phase (?:is )?(?:reported|listed|shown|priced|counted)\b", said)
+    if reported is not None and reported[1] in [phase.value for phase in Phase]:
+        row = re.search(rf"\b{reported[1]} (<- peak )?\d", asked.text) is not None
+        counted = _has_phase({"phase": reported[1]}, answers)
+        return counted if row or counted.finding is Finding.WAITS else _verdict(False, f"no row of {reported[1]}")
     alone = re.match(r"(.+?) alone (does_not_fit|does not fit|fits)\b", said)
     if alone is not None:
         return _alone(alone[1], alone[2] == "fits", asked, free)
@@ -633,13 +636,33 @@ def _emit_not(check: Mapping[str, Any], answers: Answers) -> Outcome:
 
 
 def _emit_at_least(check: Mapping[str, Any], answers: Answers) -> Outcome:
-    files, whose = _files(answers)
-    for path, text in files.items():
-        if path.endswith(".json"):
-            reached, actual = _reach(json.loads(text), str(check["key"]))
+    """Returns whether a number in a file is large enough, in the first files that have it."""
+    written, key = _written(answers), str(check["key"])
+    for whose, files in [*written.items(), *_with_room(answers).items()]:
+        for path, text in files.items():
+            reached, actual = _reach(json.loads(text), key) if path.endswith(".json") else (False, None)
             if reached and isinstance(actual, int | float):
-                return _verdict(actual >= float(check["value"]), f"{whose}: {check['key']} is {actual:g}")
-    return _waits("there is no plan, so nothing is written") if not files else _verdict(False, f"{whose}: not written")
+                return _verdict(actual >= float(check["value"]), f"{whose}: {key} is {actual:g}")
+    if not written:
+        return _waits("there is no plan, so nothing is written")
+    return _verdict(False, f"{', '.join(written)}: not written")
+
+
+def _with_room(answers: Answers) -> dict[str, dict[str, str]]:
+    """Returns the files of the run as asked on the hardware that it would fit on, where memc offers such a change.
+
+    Only memory of the host and space of the drive are added: they change nothing that is asked for.
+    """
+    asked, spec = answers.asked, answers.reading.asked
+    if asked is None or spec is None or not isinstance(asked.result, Infeasible):
+        return {}
+    for item in asked.result.relaxations:
+        section, _, name = item.input.partition(".")
+        if item.input in ("hardware.host_memory", "hardware.nvme") and item.needed:
+            roomy = {**spec, section: {**spec[section], name: item.needed}}
+            files = ask(roomy, asked.path.parent / "room").files
+            return {f"as asked with {item.input} {item.needed}": files} if files else {}
+    return {}
 
 
 def _emit_order(check: Mapping[str, Any], answers: Answers) -> Outcome:

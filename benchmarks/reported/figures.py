@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from memc.config import LossHead
 from memc.ladder import LADDER
@@ -150,11 +151,25 @@ def _logits(asked: Asked, ledger: Ledger) -> int:
     return sum(entry.bytes for entry in ledger.gpu.entries if entry.name in names)
 
 
+def _whole_modules(asked: Asked, ledger: Ledger) -> int:
+    """Returns what modules that train whole beside adapters add at the step: copies, gradients, optimizer states."""
+    machine = asked.machine
+    assert machine is not None
+    config = machine.question.asked
+    if config.lora is None or not config.lora.modules_to_save:
+        return 0
+    lora = replace(config.lora, modules_to_save=(), trains_embedding=False, trains_head=False)
+    without = machine.estimator.ledger(replace(config, lora=lora)).gpu.by_account(Moment.STEP)
+    with_them = ledger.gpu.by_account(Moment.STEP)
+    return sum(with_them[account] - without[account] for account in _STATES)
+
+
 def _load_peak(_asked: Asked, ledger: Ledger) -> int:
     return ledger.gpu.by_phase()[Phase.LOAD]
 
 
 _FIGURES: tuple[tuple[tuple[str, ...], Callable[[Asked, Ledger], int]], ...] = (
+    (("modules_to_save",), _whole_modules),
     (("logits", "copy"), _one_logits_copy),
     (("logits",), _logits),
     ((r"(?<!off)load",), _load_peak),
@@ -163,7 +178,6 @@ _FIGURES: tuple[tuple[tuple[str, ...], Callable[[Asked, Ledger], int]], ...] = (
     (("peak|total_gpu|required",), lambda _, ledger: ledger.gpu.required_bytes),
     (("optimizer_state|adam|moments",), _account(Account.OPTIMIZER_STATES)),
     (("master",), _account(Account.MASTER_WEIGHTS)),
-    (("modules_to_save",), lambda *_: 0),
     (("states",), _model_states),
     (("grad",), _account(Account.GRADIENTS)),
     (("weights|param|base_model",), _account(Account.PARAMETERS)),

@@ -18,6 +18,7 @@ from typing import Any
 
 from memc.facts import GpuFacts, ModelFacts, gpu_rows, load_gpu, load_model, load_model_config, model_rows
 from memc.facts.records import Sees
+from memc.facts.vocabulary import vocabulary_modules
 from memc.spec_fields import Libraries
 from memc.units import GB
 
@@ -33,6 +34,9 @@ _SAME_FAMILY = {
 _VENDORS = ("nvidia", "geforce", "tesla", "amd", "instinct")
 _TOLERANCE = 0.04
 _TILES_SINCE = 2026  # TRL 1.x
+_EMBEDDINGS = ("wte", "embed_tokens", "word_embeddings", "tok_embeddings", "embed_in", "embedding", "embeddings")
+_HEADS = ("lm_head", "embed_out", "output_layer", "output", "head")
+_MOST_NEW_TOKENS = 200  # that a spec can name
 _BITSANDBYTES = ("adamw_8bit", "paged_adamw_8bit", "paged_adamw_32bit")
 _PRECISION = {
     "bf16": "bf16",
@@ -127,27 +131,35 @@ def read(report: Mapping[str, Any], folder: Path) -> Reading:
     micro, accumulation = _count(training, "micro_batch", "batch"), _count(training, "grad_accum", "accumulation")
     asked["training"] = {"global_batch_size": (micro or 1) * (accumulation or 1) * cards, "epochs": 1}
     asked["task"] = "pretrain" if str(training.get("trainer", "")).endswith("transformers.Trainer") else "sft"
-    if training.get("objective") in ("dpo", "orpo", "kto"):
-        # What is planned is one model with as many tokens in flight; the reference model is not counted.
-        asked["task"], micro = "pretrain", 2 * (micro or 1)
+    if _objective(training, asked, said):
+        micro = 2 * (micro or 1)
         asked["training"]["global_batch_size"] *= 2
-        said.notes.append("preference pairs: planned as twice the samples, without the reference model")
     asked["data"] |= {"samples": 10_000, **_images(training)}
     if any(stack.sees is Sees.IMAGE for stack in model.other_stacks):
         asked["data"]["packing"] = False  # which TRL refuses of images
-    lora = {"rank": _count(training, "lora_r", "lora_rank", "rank")} if asked["method"] != "full" else {}
+    lora: dict[str, Any] = (
+        {"rank": _count(training, "lora_r", "lora_rank", "rank")} if asked["method"] != "full" else {}
+    )
+    whole, new = _vocabulary(training, model, said)
+    if asked["method"] == "full" and (whole or new):
+        said.waits.append("modules_to_save and new_tokens have no place in a spec without adapters")
+        whole, new = [], []
+    lora |= {"modules_to_save": whole} if whole else {"new_tokens": new}
     if any(lora.values()):
-        asked["lora"] = lora
+        asked["lora"] = {name: value for name, value in lora.items() if value}
     _steps(training, asked)
     asked["pin"] = _pins(training, micro, accumulation, hardware, said)
     asked["pin"] |= _from_artifacts(sketch.get("artifacts") or {}, asked["pin"], hardware)
     if _materialises_logits(report):
-        asked["pin"]["loss"] = "plain"
+        if asked["task"] == "dpo":
+            said.waits.append("a trainer of pairs that holds all logits at once has no place in a spec")
+        else:
+            asked["pin"]["loss"] = "plain"
     if asked["pin"].get("engine") == "fsdp" and asked["pin"].get("optimizer") in _BITSANDBYTES:
         asked["pin"]["fsdp_version"] = 1  # the only one that such optimizers go with
     return Reading(
         asked=asked,
-        open=_opened(asked),
+        open=_opened(asked, new),
         model=model,
         notes=tuple(said.notes),
         waits=tuple(said.waits),
@@ -220,10 +232,16 @@ def _from_artifacts(
     return found
 
 
-def _opened(asked: dict[str, Any]) -> dict[str, Any]:
-    """Returns the spec with engine, sharding, states, offload, checkpointing and releases left to memc."""
+def _opened(asked: dict[str, Any], new_tokens: list[str]) -> dict[str, Any]:
+    """Returns the spec with engine, sharding, states, offload, checkpointing and releases left to memc.
+
+    Where modules train whole for the sake of tokens that are new, how those train is left open, too.
+    """
     free, pin = deepcopy(asked), asked["pin"]
     free.pop("libraries", None)
+    if new_tokens:
+        free["lora"].pop("modules_to_save", None)
+        free["lora"]["new_tokens"] = new_tokens
     fixed = {
         "micro_batch_size": pin.get("micro_batch_size") == 1,  # it cannot be lowered; a larger one may be
         "precision": True,
@@ -262,10 +280,45 @@ def _pins(
     if training.get("gradient_checkpointing") is not None:
         pins["activation_checkpointing"] = bool(training["gradient_checkpointing"])
     pins |= _engine(training, hardware)
-    for key in ("modules_to_save", "new_tokens"):
-        if key in training:
-            said.waits.append(f"{key} has no place in a spec")
     return pins
+
+
+def _objective(training: Mapping[str, Any], asked: dict[str, Any], said: _Notes) -> bool:
+    """Writes the task that a sketch's objective is, where it names one; returns whether a sample stands for two."""
+    objective = str(training.get("objective") or "").lower()
+    if objective == "dpo":
+        asked["task"], asked["data"]["packing"] = "dpo", False
+    elif objective in ("orpo", "kto"):
+        # One model with as many tokens in flight, its gradients those of plain text.
+        asked["task"] = "pretrain"
+        said.waits.append(f"objective {objective} has no place in a spec")
+        said.notes.append("preference pairs: planned as twice the samples, without a reference model")
+        return True
+    elif objective in ("pretrain", "clm", "causal_lm"):
+        asked["task"] = "pretrain"
+    elif objective not in ("", "sft"):
+        said.waits.append(f"objective {objective} has no place in a spec")
+    return False
+
+
+def _vocabulary(training: Mapping[str, Any], model: ModelFacts, said: _Notes) -> tuple[list[str], list[str]]:
+    """Returns the modules that a sketch trains whole beside adapters, by the model's names, and its new tokens."""
+    names, whole = vocabulary_modules(model.model_type), []
+    stated = training.get("modules_to_save") or []
+    for module in re.split(r"[,\s]+", stated) if isinstance(stated, str) else map(str, stated):
+        last = module.rpartition(".")[2]
+        if last == names.head or last in _HEADS:
+            whole.append(names.head)
+        elif last == names.embedding or last in _EMBEDDINGS:
+            whole.append(names.embedding)
+        else:
+            said.waits.append(f"{module} among modules_to_save has no place in a spec")
+    new = training.get("new_tokens") or []
+    if not isinstance(new, list):
+        new = [f"<new-{index}>" for index in range(_count(training, "new_tokens") or 0)]
+    if len(new) > _MOST_NEW_TOKENS:
+        said.waits.append(f"new_tokens: {len(new)} of them have no place in a spec")
+    return list(dict.fromkeys(whole)), list(dict.fromkeys(map(str, new)))[:_MOST_NEW_TOKENS]
 
 
 def _engine(training: Mapping[str, Any], hardware: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests" / "cases" / "reports").glob("*.yaml"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from reported.answers import answered  # noqa: E402
-from reported.checks import Finding, evaluate  # noqa: E402
-from reported.reading import card, read  # noqa: E402
+from reported.answers import answered, ask  # noqa: E402
+from reported.checks import Finding, evaluate, verdict  # noqa: E402
+from reported.reading import Reading, card, read  # noqa: E402
 
 REPORTS = [report for path in CASES for report in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
@@ -76,3 +76,79 @@ def test_a_card_is_read_by_its_words_and_gigabytes(name: str, key: str) -> None:
 def test_an_incomplete_sketch_is_read_without_failing(sketch: dict[str, Any], tmp_path: Path) -> None:
     reading = read({"id": "x", "spec": sketch}, tmp_path)
     assert reading.asked is not None or reading.waits
+
+
+def _read_with(training: dict[str, Any], folder: Path, model: Mapping[str, Any] | None = None) -> Reading:
+    sketch = {"model": model or {"arch": "qwen2", "params_b": 7.616}, "hardware": {"gpu": "A100-80GB"}}
+    return read({"id": "x", "spec": {**sketch, "training": training}}, folder)
+
+
+def test_pairs_are_read_as_the_task_that_trains_on_them(tmp_path: Path) -> None:
+    reading = _read_with({"objective": "dpo", "method": "lora", "micro_batch": 4}, tmp_path)
+    assert reading.asked is not None
+    assert (reading.asked["task"], reading.asked["pin"]["micro_batch_size"]) == ("dpo", 4)
+    assert not reading.waits
+    assert ask(reading.asked, tmp_path / "asked").answer is not None
+    assert any("orpo" in reason for reason in _read_with({"objective": "orpo"}, tmp_path).waits)
+
+
+@pytest.mark.parametrize(
+    ("stated", "whole", "waits"),
+    [
+        (["wte", "lm_head"], ["embed_tokens", "lm_head"], False),
+        ("model.embed_tokens, lm_head", ["embed_tokens", "lm_head"], False),
+        (["score"], None, True),
+    ],
+)
+def test_modules_that_train_whole_get_the_names_of_the_model(
+    stated: list[str] | str, whole: list[str] | None, waits: bool, tmp_path: Path
+) -> None:
+    reading = _read_with({"method": "lora", "modules_to_save": stated}, tmp_path)
+    assert reading.asked is not None
+    assert reading.asked.get("lora", {}).get("modules_to_save") == whole
+    assert bool(reading.waits) is waits
+
+
+def test_how_new_tokens_train_is_left_open_where_a_sketch_says_both(tmp_path: Path) -> None:
+    training = {"method": "lora", "lora_r": 8, "modules_to_save": ["embed_tokens"], "new_tokens": 2}
+    reading = _read_with(training, tmp_path)
+    assert reading.asked is not None
+    assert reading.open is not None
+    assert reading.asked["lora"] == {"rank": 8, "modules_to_save": ["embed_tokens"]}
+    assert reading.open["lora"] == {"rank": 8, "new_tokens": ["<new-0>", "<new-1>"]}
+    alone = _read_with({"method": "lora", "new_tokens": ["<call>"]}, tmp_path).asked
+    assert alone is not None
+    assert alone["lora"] == {"new_tokens": ["<call>"]}
+    assert _read_with({"method": "full", "new_tokens": 1}, tmp_path).waits
+
+
+def test_modules_that_train_whole_are_counted_once_with_gradients_and_moments(tmp_path: Path) -> None:
+    """Two tables of 152,064 x 3584: 4 B of copy, 4 B of gradient and 8 B of moments each."""
+    training = {"method": "lora", "modules_to_save": ["embed_tokens", "lm_head"], "micro_batch": 1}
+    sketch = {"model": {"arch": "qwen2", "params_b": 7.616}, "hardware": {"gpu": "A100-80GB"}, "training": training}
+    size = 2 * 152_064 * 3584 * 16 / 2**30
+    check = {"type": "ledger_range", "item": "modules_to_save_states", "gib": [size - 0.001, size + 0.001]}
+    outcome = evaluate(check, answered({"id": "x", "spec": sketch}, tmp_path))
+    assert outcome.finding is Finding.PASSED, outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("words", "finding"),
+    [
+        ("save phase reported separately", Finding.PASSED),
+        ("load phase is listed", Finding.PASSED),
+        ("tokenise phase reported", Finding.WAITS),
+    ],
+)
+def test_a_phase_that_is_reported_has_a_row_of_its_own(words: str, finding: Finding, tmp_path: Path) -> None:
+    sketch = {"model": {"arch": "qwen2", "params_b": 7.616}, "hardware": {"gpu": "A100-80GB"}, "training": {}}
+    outcome = verdict(words, answered({"id": "x", "spec": sketch}, tmp_path))
+    assert outcome.finding is finding, outcome.detail
+
+
+def test_a_number_is_looked_for_on_hardware_that_the_run_as_asked_would_fit_on(tmp_path: Path) -> None:
+    report = next(report for report in REPORTS if report["id"] == "f03")
+    answers = answered(report, tmp_path)
+    check = {"type": "emit_at_least", "key": "zero_optimization.offload_param.buffer_size"}
+    assert evaluate({**check, "value": 250_880 * 2048}, answers).finding is Finding.PASSED
+    assert evaluate({**check, "value": 250_880 * 2048 * 2}, answers).finding is Finding.FAILED
