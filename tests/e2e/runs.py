@@ -97,46 +97,28 @@ def distinct_runs() -> tuple[dict[str, Run], dict[str, str]]:
 
 CHOSEN = (
     "single-full-bf16",
-    "single-full-fp32",
     "single-full-bf16_pure",
     "single-lora-bf16",
     "single-qlora-bf16",
     "sft-plain-padded",
-    "pretrain-plain",
     "pretrain-chunked",
-    "pretrain-lora-chunked",
     "optimizer-adamw_8bit",
-    "eager",
     "every-third-layer",
-    "no-checkpointing",
-    "base-precision-adapters",
-    "sft-chunked-padded",
     "rows-pair",
     "rows-text",
-    "rows-parquet",
-    "ddp-full-bf16",
     "ddp-lora-bf16",
     "ddp-qlora-bf16",
     "zero1-full-bf16",
-    "zero2-full-bf16",
     "zero2-lora-bf16",
-    "zero2-qlora",
     "zero2-offload",
-    "zero2-bf16-states",
     "zero3-full-bf16",
     "zero3-lora-bf16",
-    "zero3-offload-both",
     "fsdp-full-bf16",
-    "fsdp-full-bf16_pure",
-    "fsdp-lora-bf16",
     "fsdp-qlora-bf16",
-    "fsdp-offload",
-    "fsdp-whole-checkpoints",
-    "fsdp-every-second-layer",
     "fsdp-hybrid",
     "two-nodes-ddp",
 )
-"""Runs of every `make test`: one of each engine, method, precision, kind of rows and way to save memory."""
+"""Runs of every `make test`, beside those of preferences and classes; `make matrix ARGS=--all` trains every one."""
 
 
 def write_rows(path: Path, kind: str, count: int, *, distinct: int, repeated: int = 1) -> None:

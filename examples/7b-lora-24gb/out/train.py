@@ -714,7 +714,8 @@ def check_adapters(model: Any) -> None:
             seen += 1
             still += [] if moved else [name]
     if 2 * len(still) >= seen:
-        raise PlanError(f"{len(still)} of {seen} lora_B ({', '.join(still[:2])}, ...) are zero after training: these adapters never received a gradient")
+        names = ", ".join(still[:2])
+        raise PlanError(f"{len(still)} of {seen} lora_B ({names}, ...) are zero after training: these adapters never received a gradient")
 
 
 def save_final(trainer: SFTTrainer, tokenizer: Any, folder: Path) -> None:
