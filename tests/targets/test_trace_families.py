@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,18 @@ def _model(name: str, changes: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _events(record: Recording) -> list[tuple[int, int, int]]:
+    return [(event.delta, event.stage_index, record.blocks[event.block].size_bytes) for event in record.events]
+
+
 def _stream(record: Recording) -> list[Any]:
-    events = [(event.delta, event.stage_index, record.blocks[event.block].size_bytes) for event in record.events]
-    runs = groupby(events, key=lambda event: event[:2])
+    runs = groupby(_events(record), key=lambda event: event[:2])
     return [(key, sorted(run) if key[0] < 0 else list(run)) for key, run in runs]
 
 
 PASSING_DIFFERS = ("deepseek-ai--DeepSeek-V2-Lite",)
-"""In one layer's backward the copy makes and drops one tensor of routing weights more; all peaks are the same."""
+"""In one layer's backward the copy makes and drops one tensor of routing weights more; all else is the same."""
+PASSING_BYTES = 64 * 64 * 4  # of 64 tokens and 64 experts in fp32
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -75,7 +80,12 @@ def test_copied_layers_equal_layers_that_run(name: str) -> None:
     run = record_steps(configuration, model, shallow=False, warm_up=True)
     for short, whole in zip(copied.stacks, run.stacks, strict=True):
         assert short.traced_layers < short.layers == whole.traced_layers
-    if name not in PASSING_DIFFERS:
+    if name in PASSING_DIFFERS:
+        made, more = Counter(_events(run.recording)), Counter(_events(copied.recording))
+        assert not made - more
+        assert len(more - made) == (more - made).total() == 2
+        assert {(delta, size) for delta, _, size in more - made} == {(1, PASSING_BYTES), (-1, PASSING_BYTES)}
+    else:
         assert _stream(copied.recording) == _stream(run.recording)
     assert peaks_by_instant(copied.recording) == peaks_by_instant(run.recording)
 
