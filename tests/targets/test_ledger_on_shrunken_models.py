@@ -31,12 +31,8 @@ from memc.trace import trace_step
 ABOVE, BELOW = 0.03, 0.01
 EXAMPLES = int(os.environ.get("MEMC_SHRUNKEN_EXAMPLES", "1"))
 FACTS = ledger_facts(load_gpu("a100-sxm4-80gb"))
-OPEN = {
-    "whisper": pytest.mark.xfail(
-        reason="what its encoder gives counts as kept by the decoder: 2 MiB, which is 3.1 % of the smallest models"
-    )
-}
-"""Families with a known difference above the bounds."""
+KNOWN_ABOVE = {"whisper": 0.035}
+"""Families known to be above the bound: what Whisper's encoder gives counts as kept by the decoder, 2 MiB."""
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
 KEY_HEADS = ("num_key_value_heads",)
@@ -120,7 +116,7 @@ def _priced(facts: ModelFacts, mode: dict[str, Any]) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling` is deprecated:FutureWarning")  # published configs have it
-@pytest.mark.parametrize("family", [pytest.param(name, marks=OPEN.get(name, ())) for name in sorted(families())])
+@pytest.mark.parametrize("family", sorted(families()))
 @given(data=st.data())
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_ledger_is_the_trace_on_shrunken_models(family: str, data: st.DataObject) -> None:
@@ -135,7 +131,7 @@ def test_the_ledger_is_the_trace_on_shrunken_models(family: str, data: st.DataOb
         mode["attention"] = Attention.EAGER.value
     traced = trace_step(config(**mode), model).peak_allocated_bytes
     off = (_priced(facts, mode) - traced) / traced
-    assert -BELOW <= off <= ABOVE, f"{off:+.2%} of {traced} B"
+    assert -BELOW <= off <= KNOWN_ABOVE.get(family, ABOVE), f"{off:+.2%} of {traced} B"
     more = {**mode, "batch": mode["batch"] + 1}
     longer = {**mode, "length": mode["length"] - 64}
     assert _priced(facts, longer) <= _priced(facts, mode) <= _priced(facts, more)
