@@ -17,7 +17,7 @@ _SMALL_BYTES = 6 * 2**30
 def explanation(item: Outcome) -> str:
     """Returns the first explanation that fits a comparison, as the end of a sentence."""
     if item.pinned is None:
-        return "what the benchmark keeps around the operation is not all known"
+        return "what the benchmark keeps around the operation (compiled code among it) is not all known"
     return next((text for holds, text in _EXPLANATIONS if holds(item)), "a term is missing that is not known")
 
 

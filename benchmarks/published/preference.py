@@ -60,17 +60,3 @@ def chunk_bytes(name: str, length: int, vocab: int, hidden: int) -> int:
     if name in _WITH_LIKELIHOOD:
         zeros += zeros // 2
     return inputs + logits + max(zeros, inputs + 2 * vocab * hidden)
-
-
-def compiled_bytes(length: int, vocab: int, hidden: int) -> int:
-    """Returns what compiling the chunk leaves alive in the process of the benchmark, whatever runs in it afterwards.
-
-    The chunk is compiled twice: for the first batch, of two samples, and for the next, of four, whose size does not
-    match the guard and is dynamic from then on. Each leaves the weight, its batch and its chunk of two sequences.
-    Source: torch 2.5.1 with TORCH_LOGS=recompiles on fused_linear_preference.py: two graphs, the second at four
-        samples. What refers to their inputs is not found; the backend aot_eager leaves none of them on a CPU, so this
-        is an inference from the benchmark's own figures: what torch's loss, which is not compiled, needs in that
-        process beyond its operations.
-    """
-    batches, chunks = 2 + 4, 2 + 2
-    return 2 * (2 * vocab * hidden) + 2 * length * hidden * (batches + chunks)

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from published.alone import operation_bytes
-from published.preference import chunk_bytes, compiled_bytes
+from published.preference import chunk_bytes
 from published.records import Record, Skip
 
 HIDDEN, VOCAB, ROW_BYTES = 256, 8192, 64
@@ -34,7 +34,7 @@ def test_scored_preference_holds_fp32_logs_of_all_and_of_the_chosen(op: str) -> 
     weights, inputs, logits = 3 * 2 * VOCAB * HIDDEN, 2 * 2 * rows * HIDDEN, 4 * rows * VOCAB
     # kept: log-probabilities of all and of the chosen half; made: zeros of the gather, gradient of the logits
     expected = weights + inputs + logits + logits // 2 + 2 * logits
-    expected += WORKSPACES + compiled_bytes(length, VOCAB, HIDDEN)
+    expected += WORKSPACES
     assert 0 <= head(op, "huggingface", samples, length) - expected <= ROW_BYTES * rows
 
 
@@ -43,7 +43,7 @@ def test_the_first_orpo_script_keeps_16_bit_logs() -> None:
     rows = samples * length
     weights, inputs, logits = 3 * 2 * VOCAB * HIDDEN, 2 * 2 * rows * HIDDEN, 2 * rows * VOCAB
     expected = weights + inputs + logits + logits // 2 + 2 * logits
-    expected += WORKSPACES + compiled_bytes(length, VOCAB, HIDDEN)
+    expected += WORKSPACES
     assert 0 <= head("fused_linear_orpo_loss", "huggingface", samples, length) - expected <= ROW_BYTES * rows
 
 
@@ -52,7 +52,7 @@ def test_a_chunk_is_one_pair_whatever_the_batch() -> None:
     a_sequence = 2 * 512 * HIDDEN
     assert more[1] - more[0] == 3 * 2 * a_sequence
     assert more[2] - more[1] == 3 * 4 * a_sequence
-    around = 4 * 2 * VOCAB * HIDDEN + WORKSPACES + compiled_bytes(512, VOCAB, HIDDEN)
+    around = 4 * 2 * VOCAB * HIDDEN + WORKSPACES
     chunk = chunk_bytes("fused_linear_simpo_loss", 512, VOCAB, HIDDEN)
     assert more[0] == around + 2 * 2 * a_sequence + chunk, "the input and the gradient of the run before; the chunk"
 
@@ -67,10 +67,6 @@ def test_a_chunk_holds_logits_and_the_zeros_of_the_gather_or_the_weight_gradient
 def test_the_likelihood_of_the_chosen_half_is_scattered_into_zeros_of_its_own(op: str) -> None:
     with_it, without = (chunk_bytes(name, 512, VOCAB, HIDDEN) for name in (op, "fused_linear_simpo_loss"))
     assert with_it - without == 4 * 512 * VOCAB
-
-
-def test_two_compilations_leave_their_weight_batch_and_chunk() -> None:
-    assert compiled_bytes(512, VOCAB, HIDDEN) == 2 * 2 * VOCAB * HIDDEN + (2 + 4 + 2 + 2) * 2 * 512 * HIDDEN
 
 
 def test_a_later_chunk_of_ligers_head_lies_beside_the_gradient_of_the_one_before() -> None:
