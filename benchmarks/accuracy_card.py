@@ -10,14 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from cards.cases import cases, config_of
 from cards.corpus import memory_record, read, results, text, time_record
-from cards.judging import Held, held, parts
+from cards.judging import GPU, Held, held, parts, priced
+from memc.certify.request import Request, interval_share
+from memc.facts import load_gpu
+from memc.ledger import ledger_facts
+from memc.ledger.traced import with_trace
+from memc.solver.resolve import automatic_reserve_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 MEMORY = ROOT / "benchmarks" / "measured" / "h200-memory.yaml"
@@ -50,27 +57,78 @@ def main() -> None:
     print(json.dumps(figures(found) | trace_figures(found, traced)))
 
 
-def trace(found: Sequence[Held]) -> dict[str, tuple[int, int]]:
-    """Returns allocated and reserved peaks that the trace expects of the cases that ran, by name."""
-    from memc.trace import trace_step
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """What the trace makes of one case.
 
-    peaks = {}
+    Attributes:
+        allocated_bytes: Peak of its allocator.
+        reserved_bytes: What that holds on this card, where it gives back what lies in no block before it runs out.
+        certified_bytes: Reserved peak of the ledger that `memc compile` certifies with this trace.
+        certified_fits: Whether `memc compile` would write such a plan: it keeps a reserve free, and counts on an
+            allocator that never has to give anything back.
+    """
+
+    allocated_bytes: int
+    reserved_bytes: int
+    certified_bytes: int
+    certified_fits: bool
+
+
+def trace(found: Sequence[Held]) -> dict[str, Traced]:
+    """Returns what the trace makes of each case, by name, and says so as it goes."""
+    traced = {}
     for item in found:
-        if item.fits:
-            held_ = trace_step(item.case.config, config_of(item.case.model)).reserved
-            peaks[item.case.name] = (held_.allocated_bytes, held_.expected_bytes)
-    return peaks
+        began = time.monotonic()
+        one = traced[item.case.name] = _traced(item)
+        off = f"{one.certified_bytes / item.reserved_bytes - 1:+.2%}" if item.reserved_bytes else "out of memory"
+        print(f"traced in {time.monotonic() - began:5.1f} s, certified {off}: {item.case.name}", flush=True)
+    return traced
 
 
-def trace_figures(found: Sequence[Held], traced: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Returns the errors of the trace; nothing when nothing was traced."""
-    document: dict[str, Any] = {}
-    for place, kind in enumerate(("allocated", "reserved") if traced else ()):
-        measured = {item.case.name: (item.allocated_bytes, item.reserved_bytes)[place] for item in found if item.fits}
-        document[f"traced_{kind}"] = _spread(
-            [abs(traced[name][place] / size - 1) for name, size in measured.items() if size]
-        )
-    return document
+def _traced(item: Held) -> Traced:
+    from memc.certify.steps import step_of
+    from memc.certify.worker import step_document
+    from memc.trace import Card, trace_step
+
+    gpu, fields = load_gpu(GPU), config_of(item.case.model)
+    assert gpu.capacity_bytes is not None
+    assert gpu.compute_capability is not None
+    document = step_document(Request(item.case.config, fields, gpu.compute_capability, gpu.multiprocessors))
+    held_ = document["reserved"]
+    bill = with_trace(priced(item.case.model, item.case.config), step_of(document), interval_share()).gpu
+    context = ledger_facts(gpu)
+    reserved = held_["expected_bytes"]
+    if reserved > (room := gpu.capacity_bytes - context.context_bytes):
+        card = Card(compute_capability=gpu.compute_capability, multiprocessors=gpu.multiprocessors or 0)
+        reserved = trace_step(item.case.config, fields, card=card, capacity_bytes=room).reserved.expected_bytes
+    budget = gpu.capacity_bytes - automatic_reserve_bytes(gpu.capacity_bytes, context)
+    return Traced(
+        allocated_bytes=held_["allocated_bytes"],
+        reserved_bytes=reserved,
+        certified_bytes=bill.peak_reserved_bytes,
+        certified_fits=bill.required_bytes <= budget,
+    )
+
+
+def trace_figures(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[str, Any]:
+    """Returns the errors of the trace, and verdicts of what is certified with it; nothing when nothing was traced."""
+    if not traced:
+        return {}
+    ran = [(item, traced[item.case.name]) for item in found if item.fits]
+    kinds = {
+        "traced_allocated": [(one.allocated_bytes, item.allocated_bytes) for item, one in ran],
+        "traced_reserved": [(one.reserved_bytes, item.reserved_bytes) for item, one in ran],
+        "certified_reserved": [(one.certified_bytes, item.reserved_bytes) for item, one in ran if one.certified_fits],
+    }
+    errors = {kind: [abs(told / size - 1) for told, size in pairs if size] for kind, pairs in kinds.items()}
+    return {
+        **{kind: _spread(sizes) for kind, sizes in errors.items()},
+        "certified_false_fits": [
+            item.case.name for item in found if not item.fits and traced[item.case.name].certified_fits
+        ],
+        "certified_refusals": [item.case.name for item, one in ran if not one.certified_fits],
+    }
 
 
 def _spread(errors: Sequence[float]) -> dict[str, float]:
@@ -105,7 +163,7 @@ def figures(found: Sequence[Held]) -> dict[str, Any]:
     }
 
 
-def document(found: Sequence[Held], traced: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+def document(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[str, Any]:
     """Returns what the documentation shows: the figures and one row a case."""
     rows = [
         {
@@ -113,7 +171,8 @@ def document(found: Sequence[Held], traced: Mapping[str, tuple[int, int]]) -> di
             "allocated_bytes": item.allocated_bytes,
             "priced_allocated_bytes": item.priced_allocated_bytes,
             "reserved_bytes": item.reserved_bytes,
-            "traced_reserved_bytes": traced.get(item.case.name, (None, None))[1],
+            "traced_reserved_bytes": traced[item.case.name].reserved_bytes if item.fits and traced else None,
+            "certified_reserved_bytes": traced[item.case.name].certified_bytes if traced else None,
             "seconds": item.seconds,
             "priced_seconds": round(item.priced_seconds, 4),
         }

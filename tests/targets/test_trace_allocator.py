@@ -16,7 +16,8 @@ pytest.importorskip("transformers")
 from memc.trace import Card, trace_step
 from memc.trace.allocator import CachingAllocator, OutOfMemoryError
 from memc.trace.loop import record_steps
-from memc.trace.reserved import cublas_workspace_bytes, replay, with_workspaces
+from memc.trace.records import Block, Event, Part, Recording, Region, Stage
+from memc.trace.reserved import cublas_workspace_bytes, replay, reserved, with_workspaces
 from memc.units import KIB, MIB
 
 SIZES = st.one_of(st.integers(1, 4096), st.integers(1, 3 * MIB), st.integers(MIB, 80 * MIB))
@@ -218,6 +219,24 @@ def test_a_run_fits_in_what_it_reserves_and_not_in_less_than_it_allocates() -> N
     assert replay(record, capacity_bytes=free.peak_reserved_bytes).retries == 0
     with pytest.raises(OutOfMemoryError):
         replay(record, capacity_bytes=free.peak_allocated_bytes - 2 * MIB)
+
+
+def test_near_the_limit_of_a_card_what_lies_in_no_block_is_given_back() -> None:
+    """Two blocks of 100 MiB, the first freed, then one of 150 MiB: 360 MiB without a limit, 260 after giving back."""
+    stages = [Stage.LOAD, Stage.STEP, Stage.FORWARD, Stage.STEP]
+    region = Region(Part.BELOW)
+    blocks = [Block(size * MIB, "aten.empty", 2, region, "") for size in (100, 100, 150)]
+    events = [Event(block, delta, 2, region) for block, delta in ((0, 1), (1, 1), (0, -1), (2, 1), (1, -1), (2, -1))]
+    record = Recording(blocks, events, stages)
+
+    def peak(capacity_bytes: int | None) -> int:
+        found = reserved(record, expandable_segments=True, workspace_bytes=0, capacity_bytes=capacity_bytes)
+        assert found.allocated_bytes == 250 * MIB
+        return found.expected_bytes
+
+    assert peak(None) == peak(400 * MIB) == 360 * MIB
+    assert peak(280 * MIB) == 260 * MIB
+    assert peak(200 * MIB) == 360 * MIB, "what does not fit counts as without a limit"
 
 
 def test_peaks_by_phase_hold_what_their_modules_hold() -> None:

@@ -127,11 +127,8 @@ def resolve(
     assumptions = (*assumptions, *image_assumptions(spec.data, model))
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
-    reserve = (
-        spec.memory.reserve.bytes
-        if spec.memory.reserve
-        else ledger_facts.context_spread_bytes + capacity // _RESERVE_PART
-    )
+    chosen = automatic_reserve_bytes(capacity, ledger_facts)
+    reserve = spec.memory.reserve.bytes if spec.memory.reserve else chosen
     limit = spec.time.budget
     price = spec.hardware.usd_per_gpu_hour
     budget = Budget(
@@ -195,6 +192,11 @@ def _fulfilled(loaded: LoadedSpec, asked: TrainingConfig, situation: Situation) 
 def usable_host_bytes(size_bytes: int) -> int:
     """Returns what of a node's memory a run may use: one part in fifty stays for the system, as on the card."""
     return size_bytes - size_bytes // _RESERVE_PART
+
+
+def automatic_reserve_bytes(capacity_bytes: int, facts: LedgerFacts) -> int:
+    """Returns what is kept free of a card where the spec does not say: the spread of its context, and a share."""
+    return facts.context_spread_bytes + capacity_bytes // _RESERVE_PART
 
 
 def host_bytes_for(needed_bytes: int) -> int:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from memc.trace.allocator import CachingAllocator
+from memc.trace.allocator import CachingAllocator, OutOfMemoryError
 from memc.trace.records import Block, Event, Owner, Part, Recording, Region, Stage
 from memc.units import KIB, MIB
 
@@ -42,20 +44,26 @@ class Reserved:
     expandable_segments: bool
 
 
-def reserved(record: Recording, *, expandable_segments: bool, workspace_bytes: int) -> Reserved:
+def reserved(
+    record: Recording, *, expandable_segments: bool, workspace_bytes: int, capacity_bytes: int | None = None
+) -> Reserved:
     """Returns what the allocator reserves.
 
     Assumes: one stream. What the record cannot fix is varied for the band: when cuBLAS workspaces come, whether the
         kernels' own buffers come at all, and one more step.
     Source: the simulation in `memc.trace.allocator`.
+
+    Args:
+        record: The run.
+        expandable_segments: Which allocator.
+        workspace_bytes: Of one cuBLAS handle.
+        capacity_bytes: What the allocator can have on the card: short of more, it gives back what lies in no block. A
+            run that does not fit even so counts as without a limit. None for no limit.
     """
     after, before = with_workspaces(record, workspace_bytes), with_workspaces(record, workspace_bytes, early=True)
-    expected = replay(after, expandable_segments=expandable_segments)
-    others = [
-        replay(before, expandable_segments=expandable_segments),
-        replay(after, expandable_segments=expandable_segments, leave_out=_is_kernel_buffer(after)),
-        replay(after, expandable_segments=expandable_segments, more_steps=1),
-    ]
+    again = partial(_within, expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
+    expected = again(after)
+    others = [again(before), again(after, leave_out=_is_kernel_buffer(after)), again(after, more_steps=1)]
     peaks = [expected.peak_reserved_bytes, *(other.peak_reserved_bytes for other in others)]
     return Reserved(
         allocated_bytes=expected.peak_allocated_bytes,
@@ -65,6 +73,14 @@ def reserved(record: Recording, *, expandable_segments: bool, workspace_bytes: i
         high_bytes=max(peaks),
         expandable_segments=expandable_segments,
     )
+
+
+def _within(record: Recording, *, capacity_bytes: int | None, **how: Any) -> CachingAllocator:
+    """Returns the allocator after a record, with a limit where it fits in it."""
+    try:
+        return replay(record, capacity_bytes=capacity_bytes, **how)
+    except OutOfMemoryError:
+        return replay(record, **how)
 
 
 def _is_kernel_buffer(record: Recording) -> Callable[[int], bool]:

@@ -97,7 +97,9 @@ class StepTrace:
         return sums
 
 
-def trace_step(config: TrainingConfig, model: Given, *, card: Card = H100) -> StepTrace:
+def trace_step(
+    config: TrainingConfig, model: Given, *, card: Card = H100, capacity_bytes: int | None = None
+) -> StepTrace:
     """Returns the memory of one optimizer step, after a first one, of a model given by its config.
 
     Assumes: one GPU with CUDA semantics, without cuDNN attention; every label counts;
@@ -109,12 +111,13 @@ def trace_step(config: TrainingConfig, model: Given, *, card: Card = H100) -> St
         config: The training configuration.
         model: A transformers config, or the fields of a config.json. Layers that repeat others are run once.
         card: The GPU: it decides the attention kernel, the parts of reductions, and the cuBLAS workspaces.
+        capacity_bytes: What torch's allocator can have of the card; None for no limit.
 
     Raises:
         MemcError: `trace-model-unknown`, `trace-attention-unsupported` or `trace-library-missing`.
     """
     started = time.perf_counter()
-    return result_of(config, _recorded(config, model, card), card, started)
+    return result_of(config, _recorded(config, model, card), card, started, capacity_bytes)
 
 
 def step_peaks(config: TrainingConfig, model: Given, *, card: Card = H100) -> dict[Instant, Peak]:
@@ -129,7 +132,9 @@ def _recorded(config: TrainingConfig, model: Given, card: Card) -> Run:
         return record_steps(config, model, card=card, shallow=False)
 
 
-def result_of(config: TrainingConfig, run: Run, card: Card, started: float) -> StepTrace:
+def result_of(
+    config: TrainingConfig, run: Run, card: Card, started: float, capacity_bytes: int | None = None
+) -> StepTrace:
     """Returns the trace that a record of two steps gives. `started` is when the work began (`perf_counter`)."""
     main = run.stacks[-1]
     layer, casts, outside = saved_bytes(run.recording, main.name)
@@ -146,6 +151,7 @@ def result_of(config: TrainingConfig, run: Run, card: Card, started: float) -> S
             run.recording,
             expandable_segments=config.expandable_segments,
             workspace_bytes=cublas_workspace_bytes(card.compute_capability),
+            capacity_bytes=capacity_bytes,
         ),
         seconds=time.perf_counter() - started,
         assumes=run.assumes,
