@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memc.config import LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts, Sees
 from memc.ledger.bill import Bill
-from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation, tail_run
+from memc.ledger.blockrun import LayerMode, tail_run
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
+from memc.ledger.course import Stretch, course_of
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.image_held import returned_entry, tower_bytes
 from memc.ledger.image_shapes import image_entries, image_shapes, running
@@ -16,11 +17,11 @@ from memc.ledger.layer import layer_mode, saved_per_token, shapes_of
 from memc.ledger.masks import SOURCE as MASKS_SOURCE
 from memc.ledger.masks import attention_masks
 from memc.ledger.peaks import Peaks, Shapes, Sum
-from memc.ledger.places import Place, places
+from memc.ledger.places import places
 from memc.ledger.reference import SOURCE as REFERENCE_SOURCE
 from memc.ledger.reference import frozen_forward, reference_mode, runs_reference
-from memc.ledger.shared import BIASES, shared_tensors
 from memc.ledger.shared import SOURCE as SHARED_SOURCE
+from memc.ledger.shared import shared_tensors
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
@@ -41,7 +42,7 @@ _SUFFIXES = {
     "workspace": "-kernel-buffers",
 }
 
-__all__ = ["LayerGroup", "activation_entries", "layer_groups", "saved_per_token"]
+__all__ = ["LayerGroup", "activation_bill", "activation_entries", "layer_groups", "saved_per_token"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +83,6 @@ class Layer:
         checkpointed: Whether it keeps its input only.
         waits: What it leaves for backward, weight copies left out.
         keeps_input: Whether its input is in that.
-        reaches: Whether its output needs a gradient.
-        output: Shape variables of its output's positions, and elements of each.
-        holds: Names of what it shares with other layers that backward needs.
-        output_item: Bytes of one element of its output.
         cached_casts: Weight copies that live until the forward ends.
         kept_casts: Weight copies that live until its backward.
         gradients: Weight gradients that stay.
@@ -96,10 +93,6 @@ class Layer:
     checkpointed: bool
     waits: int
     keeps_input: bool
-    reaches: bool
-    output: tuple[str, int]
-    holds: frozenset[str]
-    output_item: int
     cached_casts: int
     kept_casts: int
     gradients: int
@@ -111,20 +104,20 @@ class Layer:
     backward_bytes: int
 
 
-def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool, after_freed: bool) -> Layer:
-    forward = run.forward_freed if checkpointed else run.forward_after_freed if after_freed else run.forward
+def _layer(stretch: Stretch, shapes: Shapes, offloaded: bool) -> Layer:
+    run, checkpointed = stretch.run, stretch.checkpointed
+    forward = run.forward_freed if checkpointed else run.forward_after_freed if stretch.after_freed else run.forward
     backward = run.recomputed if checkpointed else run.backward
     forward_sum, backward_sum = forward.largest(shapes), backward.largest(shapes)
-    kept = sum(storage.size * shapes.of(storage.unit) for storage in run.kept)
-    waits = (0 if offloaded else run.input.bytes(shapes)) if checkpointed else kept
+    if checkpointed:
+        waits = 0 if offloaded else run.input.bytes(shapes)
+    else:
+        waits = sum([storage.size * shapes.of(storage.unit) for storage in run.kept])
+    given = stretch.gives * run.output_item * shapes.of(stretch.unit) if stretch.gives else 0
     return Layer(
         checkpointed=checkpointed,
-        waits=waits,
+        waits=waits + given,
         keeps_input=checkpointed or run.keeps_input,
-        reaches=run.reaches,
-        output=run.output,
-        holds=run.holds,
-        output_item=run.output_item,
         cached_casts=run.cached_casts.bytes(shapes),
         kept_casts=0 if checkpointed else run.kept_casts.bytes(shapes),
         gradients=run.gradients.bytes(shapes),
@@ -135,42 +128,6 @@ def _layer(run: LayerRun, shapes: Shapes, checkpointed: bool, offloaded: bool, a
         backward_sum=backward_sum,
         backward_bytes=backward_sum.bytes(shapes),
     )
-
-
-def _blocks(model: ModelFacts) -> tuple[Block, ...]:
-    """Returns the block of every layer of all stacks; equal ones are the same object, so that each is run once."""
-    return tuple(place.block for place in places(model) if place.index >= 0)
-
-
-_GIVEN = ("source", "position_bias", "cross_bias")
-
-
-def _is_given_more(block: Block) -> bool:
-    """Returns whether a layer's program names something that other stacks or all layers share."""
-    return any(name in block.forward for name in _GIVEN)
-
-
-_KINDS: dict[int, tuple[ModelFacts, tuple[tuple[int, Place, bool], ...]]] = {}
-
-
-def _kinds(model: ModelFacts) -> tuple[tuple[int, Place, bool], ...]:
-    """Returns every place with a number that places which differ in their index alone share, and whether it is topmost.
-
-    Topmost is the highest layer of a stack whose program names something shared.
-    """
-    found = _KINDS.get(id(model))
-    if found is None or found[0] is not model:
-        known: list[tuple[int, Place, bool]] = []  # few of them
-        kinds = []
-        run_order = places(model)
-        for place, above in zip(run_order, [*run_order[1:], None], strict=True):
-            topmost = (above is None or above.lowest or above.index < 0) and _is_given_more(place.block)
-            alike = id(place.block), replace(place, block=run_order[0].block, index=min(place.index, 0)), topmost
-            if alike not in known:
-                known.append(alike)
-            kinds.append((known.index(alike), place, topmost))
-        found = _KINDS[id(model)] = (model, tuple(kinds))
-    return found[1]
 
 
 class Pile:
@@ -187,95 +144,58 @@ class Pile:
 
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
         self.shapes = shapes_of(mode, config.micro_batch_sequences, image_shapes(model, config))
-        every = config.checkpoint_every
-        known: dict[tuple[int, bool, bool, int, bool], Layer] = {}
-        layers: list[Layer] = []
-        item, reaches, after_freed = mode.types.stream, False, False
-        tower = (reaches, item)
-        run_order = places(model)
-        for kind, place, topmost in _kinds(model):
-            checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
-            key = (kind, checkpointed, reaches, item, after_freed)
-            layer = known.get(key)
-            if layer is None:
-                reached = reaches if place.follows else not place.lowest or mode.trains or bool(every)
-                features = (reaches, item) if place.images else (False, 0)
-                item = mode.types.stream if place.first else item
-                around = self._around(place, config, mode, reached=reached, item=item)
-                around = replace(around, topmost=topmost)
-                if place.images:
-                    unit, width = layers[-1].output
-                    around = replace(around, source_unit=unit, source_width=width)
-                    around = replace(around, source_needs_grad=features[0], source_item=features[1])
-                run = layer_run(place.block, mode, around)
-                layer = _layer(run, self.shapes, checkpointed, config.checkpoint_offload, after_freed)
-                given = place.gives * layer.output_item * self.shapes.of(place.unit)
-                layer = replace(layer, waits=layer.waits + given)
-                if not place.images:  # what it reads depends on the layer before it
-                    known[key] = layer
-            layers.append(layer)
-            item, reaches, after_freed = layer.output_item, layer.reaches, layer.checkpointed
-            tower = (reaches, item) if place.unit.startswith("I*") else tower
-        self.layers = tuple(layers)
-        self.returned = tower_bytes(model, config, mode, self.shapes, *tower)
-        held = [
-            layer.holds if not layer.checkpointed else frozenset() if place.lowest else BIASES
-            for place, layer in zip(run_order, layers, strict=True)
-        ]
-        self.shared = shared_tensors(model, mode, held, self.shapes, checkpointing=bool(every))
+        course, every = course_of(model, config, mode, self.shapes), config.checkpoint_every
+        self._distinct = [_layer(stretch, self.shapes, config.checkpoint_offload) for stretch in course.stretches]
+        self._order = course.order
+        self.layers = tuple([self._distinct[number] for number in course.order])
+        self.returned = tower_bytes(model, config, mode, self.shapes, *course.tower)
+        self.shared = shared_tensors(model, mode, course.held, self.shapes, checkpointing=bool(every))
         self.masks = attention_masks(model, mode, self.shapes, every)
         self._beside = (*self.shared, *self.masks)
         self._backward_totals: list[int] = []
         self._highest_forward = self._pattern = -1
         self.before = 0 if places(model)[0].index == 0 else 1
 
-    def _around(self, place: Place, config: TrainingConfig, mode: LayerMode, *, reached: bool, item: int) -> Situation:
-        """Returns what surrounds the layer of a place."""
-        batch = self.shapes.variables["I"] if place.unit.startswith("I*") else config.micro_batch_sequences
-        around = situation(place.block, mode, batch=batch, input_needs_grad=reached, input_item=item)
-        pairs = f"{place.rows}*{place.rows}"
-        return (
-            replace(
-                around,
-                unit=place.unit,
-                mask_unit=f"B*{pairs}" if mode.mask else pairs,
-                source_unit=place.source_unit or place.unit,
-                source_width=place.source_width,
-                single=batch == 1,
-                checkpointing=bool(config.checkpoint_every),
-            )
-            if _is_given_more(place.block)
-            else replace(around, unit=place.unit, mask_unit=f"B*{pairs}" if mode.mask else pairs)
-        )
+    def _counted(self, order: tuple[int, ...]) -> list[tuple[int, Layer]]:
+        """Returns how many layers of each stretch are among some."""
+        return [(order.count(number), layer) for number, layer in enumerate(self._distinct)]
 
     def below(self, index: int) -> tuple[int, int, int, int]:
         """Returns what the layers below one leave: activations, checkpoints, cached and kept weight copies."""
         kept = checkpoints = cached = casts = 0
-        for layer in self.layers[:index]:
+        for count, layer in self._counted(self._order[:index]):
             if layer.checkpointed:
-                checkpoints += layer.waits
+                checkpoints += count * layer.waits
             else:
-                kept += layer.waits
-            cached += layer.cached_casts
-            casts += layer.kept_casts
+                kept += count * layer.waits
+            cached += count * layer.cached_casts
+            casts += count * layer.kept_casts
         return kept, checkpoints, cached, casts
 
     def gradients_from(self, index: int) -> int:
         """Returns the weight gradients of a layer and all above it."""
-        return sum(layer.gradients for layer in self.layers[index:])
+        return sum([count * layer.gradients for count, layer in self._counted(self._order[index:])])
+
+    def casts(self) -> tuple[int, int]:
+        """Returns the weight copies of all layers that live until the forward ends, and until their backward."""
+        counted = self._counted(self._order)
+        cached = sum([count * layer.cached_casts for count, layer in counted])
+        return cached, sum([count * layer.kept_casts for count, layer in counted])
 
     def highest_forward(self) -> int:
         """Returns the layer in whose forward most is alive."""
         if self._highest_forward < 0:
-            best, at, base, beside = -1, 0, 0, self._beside
-            for index, layer in enumerate(self.layers):
-                size = base + layer.forward_bytes
-                if beside:
-                    size += sum([one.in_forward(index) for one in beside])
-                if size > best:
-                    best, at = size, index
-                base += layer.waits + layer.cached_casts
-            self._highest_forward = at
+            steps = [(layer.forward_bytes, layer.waits + layer.cached_casts) for layer in self._distinct]
+            base, sizes = 0, []
+            for number in self._order:
+                size, left = steps[number]
+                sizes.append(base + size)
+                base += left
+            if self._beside:
+                sizes = [
+                    size + sum([one.in_forward(index) for one in self._beside]) for index, size in enumerate(sizes)
+                ]
+            self._highest_forward = sizes.index(max(sizes))
         return self._highest_forward
 
     def shared_in_backward(self, at: int) -> int:
@@ -285,8 +205,7 @@ class Pile:
     def pattern(self) -> int:
         """Returns how many layers at the lower end stand for all: those of one pattern, or half where none repeats."""
         if self._pattern < 0:
-            layers = [id(layer) for layer in self.layers[self.before + 1 :]]
-            half = max(1, len(self.layers) // 2)
+            layers, half = self._order[self.before + 1 :], max(1, len(self.layers) // 2)
             repeats = (length for length in range(1, half) if layers[length:] == layers[:-length])
             length = next(repeats, None)
             self._pattern = half if length is None else length + self.before
@@ -307,17 +226,25 @@ class Pile:
     def backward_totals(self) -> list[int]:
         """Returns for each layer what is alive at the peak of its backward, gradients of layers above included."""
         if not self._backward_totals:
-            base, above = 0, self.gradients_from(0)
-            totals: list[int] = []
-            for layer in self.layers:
-                above -= layer.gradients
-                totals.append(base + layer.backward_bytes + above + self.shared_in_backward(len(totals)))
-                base += layer.waits + layer.kept_casts
+            # of each stretch: what it adds to layers above it, and its own peak without its gradients
+            steps = [(one.waits + one.kept_casts - one.gradients, one.backward_bytes) for one in self._distinct]
+            own = [backward - layer.gradients for (_, backward), layer in zip(steps, self._distinct, strict=True)]
+            base, totals = self.gradients_from(0), []
+            for number in self._order:
+                totals.append(base + own[number])
+                base += steps[number][0]
+            if self._beside:
+                totals = [total + self.shared_in_backward(at) for at, total in enumerate(totals)]
             self._backward_totals = totals
         return self._backward_totals
 
 
 def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
+    """Returns the entries of `activation_bill`."""
+    return activation_bill(model, config, facts).entries()
+
+
+def activation_bill(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> Bill:
     """Returns everything that forward and backward hold beside weights, gradients and states.
 
     Assumes: layers run one after another; backward frees what a layer kept as its nodes are done with it.
@@ -335,7 +262,7 @@ def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerF
     image_entries(bill, model, config)
     if config.eval_batch_size:
         _evaluation(bill, model, config, mode, facts)
-    return bill.entries()
+    return bill
 
 
 def _running(bill: Bill, name: str, peaks: Peaks, at: Sum, shapes: Shapes, moment: Moment, source: str) -> None:
@@ -418,8 +345,7 @@ def _loss(
         lambda: "what the layer next to the head keeps",
         _CHECKPOINT if highest.checkpointed else _SOURCE,
     )
-    casts = sum(layer.kept_casts for layer in pile.layers)
-    cached = sum(layer.cached_casts for layer in pile.layers)
+    cached, casts = pile.casts()
     chunked = config.loss is LossHead.CHUNKED
     tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
     runs = ((tail.backward, casts), (tail.returned, casts), (tail.forward, cached))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.parts import gpu_entry
+from memc.ledger.parts import MOMENTS, gpu_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,15 @@ class Bill:
             amounts[size_bytes][1].append(moment)
         else:
             amounts[size_bytes] = (_Amount(account, size_bytes, formula, source), [moment])
+
+    def sums(self) -> tuple[int, ...]:
+        """Returns the bytes of all amounts at each of `MOMENTS`."""
+        sums = dict.fromkeys(MOMENTS, 0)
+        for amounts in self._amounts.values():
+            for size, (_, moments) in amounts.items():
+                for moment in moments:
+                    sums[moment] += size
+        return tuple(sums.values())
 
     def entries(self) -> list[Entry]:
         """Returns the entries; where one name stands for several amounts, the moment is added to the rarer ones."""

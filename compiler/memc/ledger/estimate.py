@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from memc.config import TrainingConfig
 from memc.facts.records import ModelFacts
-from memc.ledger.activations import activation_entries
+from memc.ledger.activations import activation_bill
+from memc.ledger.bill import Bill
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.context import context_entries
 from memc.ledger.dtypes import dtypes
@@ -67,14 +68,14 @@ class PartKind:
         frame: Returns the settings outside the shape that it depends on.
         shape: Returns the settings of the shape that it depends on; None when it depends on none.
         tokens: Whether it holds something for every token of a pass: the parts that take longest to build.
-        build: Returns its entries.
+        build: Returns its entries, or the bill that they are made from when they are asked for.
     """
 
     name: str
     frame: Callable[[TrainingConfig], Hashable]
     shape: Callable[[TrainingConfig], Hashable] | None
     tokens: bool = False
-    build: Callable[[ModelFacts, TrainingConfig, ParamCounts, LedgerFacts], list[Entry]]
+    build: Callable[[ModelFacts, TrainingConfig, ParamCounts, LedgerFacts], list[Entry] | Bill]
 
 
 def _kind(config: TrainingConfig) -> Hashable:
@@ -138,7 +139,7 @@ PARTS: tuple[PartKind, ...] = (
             c.gradient_accumulation_steps > 1,
         ),
         tokens=True,
-        build=lambda model, config, _counts, facts: activation_entries(model, config, facts),
+        build=lambda model, config, _counts, facts: activation_bill(model, config, facts),
     ),
     PartKind(
         name="loss",
@@ -219,7 +220,8 @@ class Estimator:
 
     def build(self, kind: PartKind, config: TrainingConfig) -> Part:
         """Returns one part of a configuration's bill, made anew."""
-        return Part(kind.build(self.model, config, self.counts(config), self.facts))
+        built = kind.build(self.model, config, self.counts(config), self.facts)
+        return Part.of_sums(built.sums(), built.entries) if isinstance(built, Bill) else Part(built)
 
     def part(self, kind: PartKind, config: TrainingConfig) -> Part:
         """Returns one part of a configuration's bill."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from memc.ledger.entries import Account, Entry, Moment, Resource
 
@@ -26,7 +26,6 @@ class Part:
     """Entries with their sums by moment, computed once.
 
     Attributes:
-        entries: Those of more than 0 bytes.
         gpu: Allocated bytes on the GPU at each of `MOMENTS`.
         host: Bytes on the host at each of `MOMENTS`.
         nvme: Bytes on the node's drive at each of `MOMENTS`.
@@ -34,13 +33,14 @@ class Part:
         off_gpu: Whether anything of it lies on the host or on a drive.
     """
 
-    __slots__ = ("entries", "gpu", "gpu_outside", "host", "nvme", "off_gpu")
+    __slots__ = ("_entries", "_later", "gpu", "gpu_outside", "host", "nvme", "off_gpu")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self.entries = tuple(entry for entry in entries if entry.bytes)
+        self._entries: tuple[Entry, ...] | None = tuple([entry for entry in entries if entry.bytes])
+        self._later: Callable[[], Iterable[Entry]] | None = None
         sums = {resource: [0] * len(MOMENTS) for resource in Resource}
         outside = 0
-        for entry in self.entries:
+        for entry in self._entries:
             if entry.resource is Resource.GPU and not entry.in_allocator:
                 outside += entry.bytes
                 continue
@@ -51,6 +51,26 @@ class Part:
         self.gpu, self.host = tuple(sums[Resource.GPU]), tuple(sums[Resource.HOST])
         self.nvme, self.gpu_outside = tuple(sums[Resource.NVME]), outside
         self.off_gpu = any(self.host) or any(self.nvme)
+
+    @classmethod
+    def of_sums(cls, gpu: tuple[int, ...], later: Callable[[], Iterable[Entry]]) -> Part:
+        """Returns a part of allocated GPU memory whose sums are known and whose entries few will ask for.
+
+        Args:
+            gpu: Bytes at each of `MOMENTS`.
+            later: Returns the entries, of which these are the sums.
+        """
+        part = cls(())
+        part._entries, part._later, part.gpu = None, later, gpu
+        return part
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Those of more than 0 bytes."""
+        if self._entries is None:
+            assert self._later is not None
+            self._entries, self._later = tuple(self._later()), None
+        return self._entries
 
 
 def gpu_entry(
