@@ -77,7 +77,8 @@ def test_probe_of_random_weights_measures_every_phase(tmp_path: Path, small: Pat
     assert outcome.status == 0, outcome.text[-4000:]
     report = json.loads((tmp_path / "probe" / "rank0.json").read_text())
     assert report["schema"] == "memc/probe/1"
-    assert set(report["phases"]) == {"load", "first_step", "steady", "evaluate", "save"}
+    measured = {"load", "first_step", "steady", "evaluate", "save", "resume", "resumed_step"}
+    assert set(report["phases"]) == measured
     assert (report["rank"], report["world_size"], report["device"], report["error"]) == (0, 1, "cpu", None)
     assert len(report["step_seconds"]) == len(report["losses"]) == 2
     assert report["tokens_per_second"] > 0

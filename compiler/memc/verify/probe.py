@@ -17,6 +17,8 @@ LEDGER_PHASES: dict[str, tuple[str, ...]] = {
     "steady": ("forward", "loss", "backward", "step"),
     "evaluate": ("evaluate",),
     "save": ("save",),
+    "resume": ("resume",),
+    "resumed_step": ("forward", "loss", "backward", "step"),
 }
 """Probed phase → the ledger phases that happen in it."""
 
@@ -57,6 +59,12 @@ class RankReport:
         phases: Probed phase → peaks, only phases that were measured; empty on a CPU.
         device_used_bytes: Memory in use on the whole card, as the driver counts it; None when unknown.
         host_rss_peak_bytes: Largest resident size of the process; None when unknown.
+        host_pinned_peak_bytes: Most pinned host memory that torch's allocator held; None when unknown.
+        held_bytes: Account → kind of device (``cuda`` or ``cpu``) → what lay there at the end of the first step, before
+            gradients were let go of; without an account that cannot be seen. Empty when it did not come so far.
+        reserved_bytes_by_step: Reserved memory at the end of each step; empty on a CPU.
+        settled: Whether reserved memory stopped growing; None on a CPU.
+        allocator_settings: What PYTORCH_ALLOC_CONF said; empty when nothing.
         step_seconds: Of each optimizer step, in order; the first includes warm-up.
         tokens_per_second: Of this rank, after the first step; None when unknown.
         losses: Training loss of each step; NaN where the script found none.
@@ -73,6 +81,11 @@ class RankReport:
     phases: dict[str, PhasePeak]
     device_used_bytes: int | None
     host_rss_peak_bytes: int | None
+    host_pinned_peak_bytes: int | None
+    held_bytes: dict[str, dict[str, int]]
+    reserved_bytes_by_step: tuple[int, ...]
+    settled: bool | None
+    allocator_settings: str
     step_seconds: tuple[float, ...]
     tokens_per_second: float | None
     losses: tuple[float, ...]
@@ -134,6 +147,11 @@ def _report(document: dict[str, Any]) -> RankReport:
         phases=_phases(document["phases"]),
         device_used_bytes=_optional_int(document["device_used_bytes"]),
         host_rss_peak_bytes=_optional_int(document["host_rss_peak_bytes"]),
+        host_pinned_peak_bytes=_optional_int(document.get("host_pinned_peak_bytes")),
+        held_bytes=_held(document.get("held_bytes") or {}),
+        reserved_bytes_by_step=tuple(int(size) for size in document.get("reserved_bytes_by_step") or ()),
+        settled=None if (settled := document.get("settled")) is None else bool(settled),
+        allocator_settings=str(document.get("allocator_settings") or ""),
         step_seconds=tuple(float(seconds) for seconds in document["step_seconds"]),
         tokens_per_second=_optional_float(document["tokens_per_second"]),
         losses=tuple(math.nan if loss is None else float(loss) for loss in document["losses"]),
@@ -155,6 +173,16 @@ def _phases(document: dict[str, dict[str, Any] | None]) -> dict[str, PhasePeak]:
             allocated_bytes=int(sizes["allocated_bytes"]), reserved_bytes=int(sizes["reserved_bytes"])
         )
     return peaks
+
+
+def _held(document: dict[str, dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Returns what is held, without accounts of which nothing was seen on any device."""
+    held = {}
+    for account, sizes in document.items():
+        by_device = {str(kind): int(size) for kind, size in sizes.items()}
+        if any(by_device.values()):
+            held[str(account)] = by_device
+    return held
 
 
 def _optional_int(value: Any) -> int | None:
