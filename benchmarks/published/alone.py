@@ -20,7 +20,7 @@ from memc.ledger.program import parse_program
 from memc.units import ceil_div, next_power_of_two
 
 from published import kernels as kernels  # registers the operations of fused kernels
-from published.preference import chunk_bytes, whole_program
+from published.preference import chunk_bytes, left_by_compiler, whole_program
 from published.records import Record, Skip
 
 _ROWS = "B*T"
@@ -177,7 +177,7 @@ def _whole_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
         retains=False,
         given_gradient=False,
     )
-    return peak_bytes(one) + 2 * vocab * hidden + _workspaces()
+    return peak_bytes(one) + 2 * vocab * hidden + left_by_compiler(length, vocab, hidden) + _workspaces()
 
 
 def _chunked_preference(name: str, samples: int, extra: Mapping[str, Any]) -> int:
@@ -185,7 +185,7 @@ def _chunked_preference(name: str, samples: int, extra: Mapping[str, Any]) -> in
     length, vocab, hidden = int(extra["T"]), int(extra["V"]), int(extra["H"])
     weights = 4 * 2 * vocab * hidden  # two modules, the new gradient and that of the run before
     inputs = 2 * length * hidden * (3 * samples - 2)  # the input, the gradient of the run before, that of chunks done
-    chunk = chunk_bytes(name, length, vocab, hidden)
+    chunk = chunk_bytes(name, length, vocab, hidden) + left_by_compiler(length, vocab, hidden)
     return weights + inputs + chunk + _workspaces()
 
 

@@ -60,3 +60,30 @@ def chunk_bytes(name: str, length: int, vocab: int, hidden: int) -> int:
     if name in _WITH_LIKELIHOOD:
         zeros += zeros // 2
     return inputs + logits + max(zeros, inputs + 2 * vocab * hidden)
+
+
+def left_by_compiler(length: int, vocab: int, hidden: int) -> int:
+    """Returns what the last compilation leaves alive in the process of the benchmark, whatever runs in it afterwards.
+
+    TorchDynamo's translator holds the frame's variables in a cycle of references (`InstructionTranslator.f_locals`, a
+    nested function's tracker, an inlining translator), which waits for Python's collector; after the last compilation
+    nothing makes enough objects for it to run. The variables of the chunk are its input, the weight, the gradient
+    of the weight, and the loss; the loss is what the autograd function returns, so that its graph, which no backward
+    has freed in the benchmark's first mode, holds the batch and the gradient of the batch as well. The chunk is
+    compiled for the first batch, of two samples, and at the next, of four, with a dynamic size for good: the last
+    compilation is that of four samples, and its own objects make Python collect what the first one left.
+    Source: compiler_cycle.py beside this, and the loops of the benchmark for each of the three losses, both run with the
+        torch 2.5.1 of that month on a CPU (Python 3.11, aot_eager, small sizes): after every mode and size two tensors
+        of the weight's bytes, two of four samples' and one of two are still alive, and none after a collection.
+
+    Args:
+        length: Tokens of a sequence.
+        vocab: Rows of the head.
+        hidden: Its columns.
+    """
+    sample, weight = 2 * length * hidden, 2 * vocab * hidden
+    return 2 * weight + 2 * _SAMPLES_OF_LAST_COMPILATION * sample + _SAMPLES_OF_CHUNK * sample
+
+
+_SAMPLES_OF_LAST_COMPILATION = 4
+_SAMPLES_OF_CHUNK = 2
