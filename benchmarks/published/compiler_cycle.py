@@ -1,7 +1,7 @@
 """Counts the tensors that torch's compiler leaves alive until Python's collector runs.
 
-The structure is that of Liger's preference losses: a nested function that adds up gradients of chunks is compiled anew in
-each forward, and what it adds the loss to is what the autograd function returns. Run with the torch of the time::
+The structure is that of Liger's preference losses: a nested function that adds up gradients of chunks is compiled anew
+in each forward, and what it adds the loss to is what the autograd function returns. Run with the torch of the time::
 
     python benchmarks/published/compiler_cycle.py        # torch 2.5.1: weight x2, four samples x2, two samples x1
 

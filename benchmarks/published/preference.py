@@ -72,8 +72,8 @@ def left_by_compiler(length: int, vocab: int, hidden: int) -> int:
     has freed in the benchmark's first mode, holds the batch and the gradient of the batch as well. The chunk is
     compiled for the first batch, of two samples, and at the next, of four, with a dynamic size for good: the last
     compilation is that of four samples, and its own objects make Python collect what the first one left.
-    Source: compiler_cycle.py beside this, and the loops of the benchmark for each of the three losses, both run with the
-        torch 2.5.1 of that month on a CPU (Python 3.11, aot_eager, small sizes): after every mode and size two tensors
+    Source: compiler_cycle.py beside this, and the loops of the benchmark for each of the three losses, both run with
+        the torch 2.5.1 of that month on a CPU (Python 3.11, aot_eager, small sizes): after every mode and size two tensors
         of the weight's bytes, two of four samples' and one of two are still alive, and none after a collection.
 
     Args:
