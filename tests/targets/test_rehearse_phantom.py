@@ -83,20 +83,52 @@ print(json.dumps([first, second, cuda.cudaMalloc(ctypes.byref(place), size(1))])
     assert said(built, body) == [0, 0, CODES["out_of_memory"]]
 
 
-def test_small_copies_come_back_and_nothing_else_is_known(built: Phantom) -> None:
-    body = """
-place = ctypes.c_void_p(); cuda.cudaMalloc(ctypes.byref(place), size(1 << 20))
-other = ctypes.c_void_p(place.value + 4096)
-four = ctypes.c_int64 * 4
-numbers, back, moved, unknown = four(3, 1, 4, 1), four(9, 9, 9, 9), four(9, 9, 9, 9), four(9, 9, 9, 9)
-part = (ctypes.c_int64 * 2)(9, 9)
+COPYING = """
+place = ctypes.c_void_p(); cuda.cudaMalloc(ctypes.byref(place), size(8 << 20))
+def at(offset): return ctypes.c_void_p(place.value + offset)
+def numbers(*values): return (ctypes.c_int64 * len(values))(*values)
 def copy(to, of, n): assert cuda.cudaMemcpyAsync(to, of, size(n), 4, None) == 0
-copy(place, numbers, 32); copy(back, place, 32); copy(part, place, 16)
-copy(other, place, 32); copy(moved, other, 32)
-cuda.cudaMemsetAsync(place, 0, size(32), None); copy(unknown, place, 32)
-print(json.dumps([list(back), list(part), list(moved), list(unknown)]))
+def back(offset, n):
+    found = numbers(*[9] * n); copy(found, at(offset), 8 * n); return list(found)
 """
-    assert said(built, body) == [[3, 1, 4, 1], [0, 0], [3, 1, 4, 1], [0, 0, 0, 0]]
+
+
+def test_small_copies_come_back_whole_and_in_parts_and_from_where_they_were_moved(built: Phantom) -> None:
+    body = """
+copy(place, numbers(3, 1, 4, 1), 32); copy(at(5 << 20), place, 32)
+cuda.cudaMemsetAsync(at(8), 0, size(8), None)
+print(json.dumps([back(0, 4), back(8, 2), back(5 << 20, 4)]))
+"""
+    assert said(built, COPYING + body) == [[3, 0, 4, 1], [0, 4], [3, 1, 4, 1]]
+
+
+def test_what_nobody_wrote_is_zero_and_what_is_half_known_is_not_known(built: Phantom) -> None:
+    body = """
+copy(place, numbers(3, 1, 4, 1), 32)
+cuda.phantom_mark(at(8), size(8), 0)
+large = (ctypes.c_int64 * 16384)(*[7] * 16384)
+copy(at(1 << 20), large, 131072)
+known = [cuda.phantom_known(at(start), size(n)) for start, n in ((0, 8), (0, 16), (8, 8), (16, 16), (64, 8))]
+print(json.dumps([back(0, 1), back(0, 4), back(16, 2), back(64, 1), back(1 << 20, 1), known]))
+"""
+    assert said(built, COPYING + body) == [[3], [0, 0, 0, 0], [4, 1], [0], [0], [1, 0, 0, 1, 0]]
+
+
+def test_unmapped_and_freed_memory_is_forgotten(built: Phantom) -> None:
+    body = """
+address, none = ctypes.c_uint64(), ctypes.c_uint64(0)
+cuda.cuMemAddressReserve(ctypes.byref(address), size(8 << 20), size(0), none, none)
+place = ctypes.c_void_p(address.value)
+copy(place, numbers(5), 8); copy(at(2 << 20), numbers(6), 8)
+before = [back(0, 1), back(2 << 20, 1)]
+cuda.cuMemUnmap(ctypes.c_uint64(place.value), size(2 << 20))
+after = [back(0, 1), back(2 << 20, 1)]
+copy(place, numbers(7), 8)
+again = back(0, 1)
+cuda.cuMemAddressFree(address, size(8 << 20))
+print(json.dumps([before, after, again, cuda.phantom_known(place, size(8))]))
+"""
+    assert said(built, COPYING + body) == [[[5], [6]], [[0], [6]], [7], 0]
 
 
 def test_expandable_segments_take_memory_when_it_is_mapped_not_when_it_is_reserved(built: Phantom) -> None:
@@ -136,11 +168,54 @@ def test_what_was_built_is_used_again_and_not_when_it_was_touched(tools: Toolcha
     assert library.read_bytes()[-1:] != b"x"
 
 
-def test_a_cache_that_others_can_write_to_is_refused(tools: Toolchain, built: Phantom) -> None:
-    built.folder.parent.chmod(0o777)
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_cache_that_others_can_write_to_is_refused(tools: Toolchain, built: Phantom, above: int) -> None:
+    built.folder.parents[above].chmod(0o777)
     with pytest.raises(MemcError) as caught:
         phantom(tools)
     assert caught.value.diagnostics[0].code == "rehearse-cache"
+
+
+@pytest.mark.parametrize("above", [0, 1])
+def test_a_cache_that_is_a_link_is_refused(tools: Toolchain, built: Phantom, tmp_path: Path, above: int) -> None:
+    folder = built.folder.parents[above]
+    elsewhere = tmp_path / "elsewhere"
+    folder.rename(elsewhere)
+    folder.symlink_to(elsewhere)
+    with pytest.raises(MemcError) as caught:
+        phantom(tools)
+    assert caught.value.diagnostics[0].code == "rehearse-cache"
+
+
+def test_only_its_owner_can_look_into_what_is_built(built: Phantom) -> None:
+    assert built.folder.parent.stat().st_mode & 0o777 == 0o700
+    assert built.folder.stat().st_mode & 0o077 == 0
+    assert all(path.lstat().st_mode & 0o022 == 0 for path in built.folder.iterdir())
+
+
+def test_a_folder_that_is_a_link_is_built_anew_and_its_target_left_alone(
+    tools: Toolchain, built: Phantom, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    built.folder.rename(elsewhere)
+    built.folder.symlink_to(elsewhere)
+    assert phantom(tools).folder == built.folder
+    assert not built.folder.is_symlink()
+    assert (elsewhere / LIBRARY).is_file()
+
+
+@pytest.mark.parametrize("planted", ["libcudnn.so.9", "libcuda.so.1"])
+def test_a_library_that_nobody_built_is_not_loaded(
+    tools: Toolchain, built: Phantom, tmp_path: Path, planted: str
+) -> None:
+    target = tmp_path / "evil.so"
+    target.write_bytes(b"evil")
+    place = built.folder / planted
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+    assert phantom(tools).folder == built.folder
+    assert not place.is_symlink()
+    assert target.read_bytes() == b"evil"
 
 
 def test_functions_that_a_library_lacks_are_answered_and_noted(tools: Toolchain, tmp_path: Path) -> None:

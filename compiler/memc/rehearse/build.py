@@ -1,7 +1,8 @@
 """The phantom's libraries, built for the installed torch on first use and kept in the user's own cache.
 
-Two kinds: `libphantom.so`, which is loaded before everything else and answers for CUDA's runtime, driver, cuBLAS and
-their like; and an empty library for each name that torch asks the loader for, so that it starts without them.
+Three kinds: `libphantom.so`, which is loaded before everything else and answers for CUDA's runtime, driver, cuBLAS and
+their like; an empty library for each name that torch asks the loader for, so that it starts without them; and
+`libshadow.so`, which the rehearsed process loads into torch, and which keeps small data true.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import json
 import os
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -22,8 +25,12 @@ from memc.rehearse.toolchain import Toolchain
 
 SOURCE = "phantom.c"
 LIBRARY = "libphantom.so"
+SHADOW_SOURCE = "shadow.cpp"
+SHADOW = "libshadow.so"
 MANIFEST = "manifest.json"
+UNMODELLED = "unmodelled.txt"
 FLAGS = ("-O1", "-fPIC", "-std=gnu11", "-Wall", "-Werror", "-Wno-unused-parameter")
+SHADOW_FLAGS = ("-O1", "-fPIC", "-shared", "-std=c++20", "-w")
 ALWAYS = ("libcuda.so.1", "libnvidia-ml.so.1")
 """Names that are asked for while running, not when torch is loaded."""
 
@@ -65,7 +72,11 @@ class Phantom:
     def environment(self, inherited: str) -> dict[str, str]:
         """Returns what the loader of the rehearsed process must find; `inherited` is its library path so far."""
         path = os.pathsep.join(filter(None, (str(self.folder), inherited)))
-        return {"LD_PRELOAD": str(self.folder / LIBRARY), "LD_LIBRARY_PATH": path}
+        return {
+            "LD_PRELOAD": str(self.folder / LIBRARY),
+            "LD_LIBRARY_PATH": path,
+            "MEMC_PHANTOM_SHADOW": str(self.folder / SHADOW),
+        }
 
 
 def phantom(toolchain: Toolchain) -> Phantom:
@@ -74,16 +85,18 @@ def phantom(toolchain: Toolchain) -> Phantom:
     Raises:
         MemcError: Exit 2 when it cannot be built or the cache belongs to somebody else.
     """
-    source = files(__package__).joinpath(SOURCE).read_bytes()
+    source, shadow = (files(__package__).joinpath(name).read_bytes() for name in (SOURCE, SHADOW_SOURCE))
     root = _private_cache()
-    folder = root / _digest(toolchain, source)
-    if folder.is_dir():
+    folder = root / _digest(toolchain, source + shadow)
+    if folder.is_symlink() or folder.is_dir():
         if (known := _checked(folder)) is not None:
             return known
-        shutil.rmtree(folder)
+        _remove(folder)
     scratch = Path(tempfile.mkdtemp(dir=root, prefix=".building-"))
     try:
         _build(scratch, toolchain, source)
+        _build_shadow(scratch, toolchain, shadow)
+        _seal(scratch, toolchain)
         try:
             scratch.rename(folder)
         except OSError:  # another process was faster
@@ -96,36 +109,63 @@ def phantom(toolchain: Toolchain) -> Phantom:
     return built
 
 
+def _remove(folder: Path) -> None:
+    """Removes what cannot be trusted; of a link, the link alone."""
+    if folder.is_symlink():
+        folder.unlink()
+    else:
+        shutil.rmtree(folder)
+
+
 def _private_cache() -> Path:
-    """Returns the cache, which only this user may write to."""
+    """Returns the cache, which only this user may write to.
+
+    Raises:
+        MemcError: Exit 2 when it, or memc's folder above it, is a link, belongs to somebody else, or is open to others.
+    """
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     root = base / "memc" / "phantom"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = root.stat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
-        message = (
-            f"{root} belongs to another user or can be written to by others; what lies there would be loaded as code"
-        )
-        hint = f"`chmod 700 {root}`, or set XDG_CACHE_HOME to a folder of your own"
-        raise MemcError((Diagnostic(code="rehearse-cache", message=message, hint=hint),), ExitCode.USAGE)
+    base.mkdir(parents=True, exist_ok=True)
+    for folder in (root.parent, root):
+        folder.mkdir(exist_ok=True, mode=0o700)
+        if not _ours(folder, stat.S_ISDIR):
+            message = (
+                f"{folder} is a link, belongs to another user or can be written to by others; what lies there would be "
+                "loaded as code"
+            )
+            hint = f"make it a folder of your own (`chmod 700 {folder}`), or set XDG_CACHE_HOME to one"
+            raise MemcError((Diagnostic(code="rehearse-cache", message=message, hint=hint),), ExitCode.USAGE)
     return root
+
+
+def _ours(path: Path, is_kind: Callable[[int], bool]) -> bool:
+    """Returns whether a path is of this kind itself (not a link to one), this user's, and closed to others' writing."""
+    status = path.lstat()
+    return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _digest(toolchain: Toolchain, source: bytes) -> str:
     """Returns a name for all that the result depends on."""
-    parts = [source.hex(), *FLAGS, toolchain.torch_version, str(toolchain.include), toolchain.compiler]
+    parts = [source.hex(), *FLAGS, *SHADOW_FLAGS, toolchain.torch_version, str(toolchain.include)]
+    parts += [toolchain.compiler, toolchain.cpp, str(toolchain.torch)]
     parts += [f"{path}:{(status := path.stat()).st_size}:{status.st_mtime_ns}" for path in toolchain.libraries]
     parts.append(Path(__file__).read_text(encoding="utf-8"))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def _checked(folder: Path) -> Phantom | None:
-    """Returns the phantom in `folder`; None when a file is not as it was built, or belongs to somebody else."""
+    """Returns the phantom in `folder`; None when a file is not as it was built, is not this user's, or is one more.
+
+    The loader looks for libraries there by name: a file that nobody built must not be found.
+    """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        for name, digest in manifest["files"].items():
+        digests = dict(manifest["files"])
+        if not _ours(folder, stat.S_ISDIR) or {path.name for path in folder.iterdir()} != {MANIFEST, *digests}:
+            return None
+        for name, digest in digests.items():
             path = folder / name
-            if path.stat().st_uid != os.getuid() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            if not _ours(path, stat.S_ISREG) or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
                 return None
         return Phantom(folder=folder, unmodelled=int(manifest["unmodelled"]))
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
@@ -146,10 +186,35 @@ def _build(folder: Path, toolchain: Toolchain, source: bytes) -> None:
     (folder / "empty.c").write_text("", encoding="utf-8")
     for name in sorted({*names, *ALWAYS}):
         _run([*shared, "empty.c", "-o", name, f"-Wl,-soname,{name}", "-Wl,--no-as-needed", LIBRARY], folder)
-    kept = sorted(path.name for path in folder.iterdir() if ".so" in path.suffixes)
+    (folder / UNMODELLED).write_text(str(len(rest)), encoding="utf-8")
+
+
+def _build_shadow(folder: Path, toolchain: Toolchain, source: bytes) -> None:
+    """Builds what torch loads beside itself, against its own headers and libraries."""
+    if toolchain.torch is None:
+        return
+    (folder / SHADOW_SOURCE).write_bytes(source)
+    include, libraries = toolchain.torch / "include", toolchain.torch / "lib"
+    new_strings = b"__cxx11" in (libraries / "libc10.so").read_bytes()
+    flags = [*SHADOW_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(new_strings)}"]
+    flags += [f"-isystem{include}", f"-isystem{include / 'torch' / 'csrc' / 'api' / 'include'}"]
+    _run([toolchain.cpp, *flags, SHADOW_SOURCE, "-o", SHADOW, f"-L{libraries}", "-lc10", "-ltorch_cpu"], folder)
+
+
+def _seal(folder: Path, toolchain: Toolchain) -> None:
+    """Removes what is not needed any more and writes down what is left."""
+    unmodelled = int((folder / UNMODELLED).read_text(encoding="utf-8"))
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif ".so" not in path.suffixes:
+            path.unlink()
+        else:
+            path.chmod(0o500)
+    kept = sorted(path.name for path in folder.iterdir())
     manifest = {
         "files": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in kept},
-        "unmodelled": len(rest),
+        "unmodelled": unmodelled,
         "torch": toolchain.torch_version,
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n", encoding="utf-8")

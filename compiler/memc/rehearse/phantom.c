@@ -10,9 +10,10 @@
  *   count|capacity|context|major|minor|multiprocessors|name      (sizes in bytes, of one card)
  * and may name a file in MEMC_PHANTOM_NOTES, to which the functions are written that were called and are not modelled.
  *
- * What a computation would have written is not known: small copies from the device give zeros, unless exactly those bytes
- * were copied there from the host before (sizes, masks and indices, on which the host's control flow may depend). Large
- * ones leave the host's pages alone, so that a model of any size passes through a small machine.
+ * What a computation would have written is not known, with one exception: small things that the host copied to the device
+ * (sizes, masks, indices) are kept in real memory, and shadow.cpp computes there what torch computes of them, because the
+ * host's control flow may depend on it. Small copies from the device give what is known, else zeros. Large ones leave the
+ * host's pages alone, so that a model of any size passes through a small machine.
  *
  * Functions that the loaded libraries need and this file lacks are generated beside it: they answer "success", and say
  * so once through phantom_note.
@@ -73,7 +74,7 @@ static int take(int device, size_t size) { /* with the lock held: whether the ca
 /* ---- addresses --------------------------------------------------------------------------------------------------- */
 
 enum kind { DEVICE, PINNED, MANAGED };
-struct range { char *start; size_t size; enum kind kind; int device; char *mapped; size_t mapped_size; };
+struct range { char *start; size_t size; enum kind kind; int device; char *mapped; size_t mapped_size; unsigned char *opened; };
 static struct range *ranges; /* sorted by start */
 static size_t range_count, range_room;
 
@@ -108,15 +109,19 @@ static void *reserve(size_t size, enum kind kind, int device) {
     }
     size_t at = first_after(start);
     memmove(ranges + at + 1, ranges + at, (range_count - at) * sizeof *ranges);
-    ranges[at] = (struct range){start, size, kind, device, mapped, mapped_size};
+    ranges[at] = (struct range){start, size, kind, device, mapped, mapped_size, NULL};
     range_count++;
     return start;
 }
+
+static void forget(const void *address, size_t size);
 
 static int release(void *address, struct range *out) {
     struct range *range = find(address);
     if (!range || range->start != address) return 0;
     *out = *range;
+    forget(range->start, range->size);
+    free(range->opened);
     munmap(range->mapped, range->mapped_size);
     size_t at = (size_t)(range - ranges);
     memmove(ranges + at, ranges + at + 1, (range_count - at - 1) * sizeof *ranges);
@@ -124,62 +129,127 @@ static int release(void *address, struct range *out) {
     return 1;
 }
 
-/* ---- what the host copied to the device ----------------------------------------------------------------------------- */
+/* ---- what is known of the device's memory ---------------------------------------------------------------------------- */
 
-struct memory { const void *address; size_t size; unsigned char *bytes; };
-static struct memory *memories; /* open addressing; room is a power of two */
-static size_t memory_count, memory_room;
+/* Bytes that the host copied there, or that shadow.cpp computed. Only they are backed by real memory: their granules are
+ * opened, all others may not be touched. Intervals are sorted, and do not touch each other. */
+struct interval { const char *start, *end; };
+static struct interval *known;
+static size_t known_count, known_room;
 
-static struct memory *slot(const void *address) {
-    size_t at = ((uintptr_t)address >> 3) * 0x9E3779B97F4A7C15ull & (memory_room - 1);
-    while (memories[at].address && memories[at].address != address) at = (at + 1) & (memory_room - 1);
-    return &memories[at];
-}
-
-static void remember(const void *address, const void *bytes, size_t size) {
-    if (memory_count * 2 >= memory_room) {
-        struct memory *before = memories;
-        size_t room = memory_room;
-        memory_room = room ? room * 2 : 4096;
-        memories = calloc(memory_room, sizeof *memories);
-        for (size_t i = 0; i < room; i++)
-            if (before[i].address) *slot(before[i].address) = before[i];
-        free(before);
+static size_t first_ending_after(const char *address) { /* index of the first interval that ends above it */
+    size_t low = 0, high = known_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (known[middle].end <= address) low = middle + 1; else high = middle;
     }
-    struct memory *memory = slot(address);
-    if (!memory->address) memory_count++;
-    unsigned char *copy = size ? malloc(size) : NULL;
-    if (copy) memcpy(copy, bytes, size);
-    free(memory->bytes);
-    *memory = (struct memory){address, copy ? size : 0, copy};
+    return low;
 }
 
-static const unsigned char *known_bytes(const void *address, size_t size) {
-    if (!memory_room) return NULL;
-    struct memory *memory = slot(address);
-    return memory->address && memory->size == size ? memory->bytes : NULL;
+static int is_known(const void *address, size_t size) {
+    const char *start = address;
+    size_t at = first_ending_after(start);
+    return size == 0 || (at < known_count && known[at].start <= start && start + size <= known[at].end);
 }
 
-static void forget(const void *address) {
-    if (!memory_room) return;
-    struct memory *memory = slot(address);
-    if (memory->address) { free(memory->bytes); memory->bytes = NULL; memory->size = 0; }
+static void replace_known(size_t from, size_t to, const struct interval *with, size_t count) {
+    size_t after = known_count - (to - from) + count;
+    if (after > known_room) {
+        known_room = after * 2;
+        known = realloc(known, known_room * sizeof *known);
+        if (!known) abort();
+    }
+    memmove(known + from + count, known + to, (known_count - to) * sizeof *known);
+    if (count) memcpy(known + from, with, count * sizeof *with);
+    known_count = after;
+}
+
+static void forget(const void *address, size_t size) {
+    const char *start = address, *end = start + size;
+    size_t from = first_ending_after(start), to = from, count = 0;
+    struct interval rest[2];
+    while (to < known_count && known[to].start < end) to++;
+    if (from == to) return;
+    if (known[from].start < start) rest[count++] = (struct interval){known[from].start, start};
+    if (known[to - 1].end > end) rest[count++] = (struct interval){end, known[to - 1].end};
+    replace_known(from, to, rest, count);
+}
+
+static void learn(const void *address, size_t size) {
+    struct interval whole = {address, (const char *)address + size};
+    size_t from = first_ending_after(whole.start - 1), to = from;
+    if (!size) return;
+    while (to < known_count && known[to].start <= whole.end) to++;
+    if (from < to) {
+        if (known[from].start < whole.start) whole.start = known[from].start;
+        if (known[to - 1].end > whole.end) whole.end = known[to - 1].end;
+    }
+    replace_known(from, to, &whole, 1);
+}
+
+static int open_memory(const void *address, size_t size) { /* makes device memory readable and writable */
+    struct range *range = find(address);
+    if (!range || range->kind != DEVICE || !size) return range && range->kind != DEVICE;
+    size_t from = (size_t)((const char *)address - range->start) / GRANULE;
+    size_t to = (size_t)((const char *)address + size - 1 - range->start) / GRANULE;
+    if (to * GRANULE >= range->size) return 0;
+    if (!range->opened && !(range->opened = calloc(range->size / GRANULE + 1, 1))) return 0;
+    for (size_t at = from; at <= to; at++) {
+        if (range->opened[at]) continue;
+        if (mprotect(range->start + at * GRANULE, GRANULE, PROT_READ | PROT_WRITE)) return 0;
+        range->opened[at] = 1;
+    }
+    return 1;
+}
+
+static void close_memory(const void *address, size_t size) { /* whole granules: what they held is gone */
+    struct range *range = find(address);
+    forget(address, size);
+    if (!range || !range->opened) return;
+    size_t from = (size_t)((const char *)address - range->start) / GRANULE;
+    for (size_t at = from; at < from + size / GRANULE; at++) {
+        if (!range->opened[at]) continue;
+        madvise(range->start + at * GRANULE, GRANULE, MADV_DONTNEED);
+        mprotect(range->start + at * GRANULE, GRANULE, PROT_NONE);
+        range->opened[at] = 0;
+    }
+}
+
+/* For shadow.cpp: whether all of this is known; makes it accessible; says that it is known now, or no longer. */
+API int phantom_known(const void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    int answer = is_known(address, size);
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+API int phantom_open(const void *address, size_t size) {
+    pthread_mutex_lock(&lock);
+    int answer = open_memory(address, size);
+    pthread_mutex_unlock(&lock);
+    return answer;
+}
+API void phantom_mark(const void *address, size_t size, int is_known_now) {
+    pthread_mutex_lock(&lock);
+    if (is_known_now && open_memory(address, size)) learn(address, size); else forget(address, size);
+    pthread_mutex_unlock(&lock);
 }
 
 static void copy(void *to, const void *from, size_t size) {
     pthread_mutex_lock(&lock);
     struct range *target = find(to), *source = find(from);
     int to_device = target && target->kind == DEVICE, from_device = source && source->kind == DEVICE;
-    const unsigned char *known = from_device && size <= MAX_REMEMBERED ? known_bytes(from, size) : NULL;
+    int readable = !from_device || is_known(from, size);
     if (to_device) {
-        if (!from_device && size <= MAX_REMEMBERED) remember(to, from, size);
-        else if (known) remember(to, known, size);
-        else forget(to);
-    } else if (from_device) {
-        if (known) memcpy(to, known, size);
-        else if (size <= MAX_REMEMBERED) memset(to, 0, size); /* what is larger nobody decides by: its pages stay untouched */
-    } else {
+        if (readable && (from_device || size <= MAX_REMEMBERED) && open_memory(to, size)) {
+            memmove(to, from, size);
+            learn(to, size);
+        } else {
+            forget(to, size);
+        }
+    } else if (readable) {
         memmove(to, from, size);
+    } else if (size <= MAX_REMEMBERED) {
+        memset(to, 0, size); /* what is larger nobody decides by: its pages stay untouched */
     }
     pthread_mutex_unlock(&lock);
 }
@@ -257,8 +327,14 @@ API cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t 
 API cudaError_t cudaMemsetAsync(void *address, int value, size_t size, cudaStream_t stream) {
     pthread_mutex_lock(&lock);
     struct range *range = find(address);
-    if (range && range->kind == DEVICE) forget(address);
-    else if (range == NULL || value != 0 || size <= MAX_REMEMBERED) memset(address, value, size);
+    if (range && range->kind == DEVICE) {
+        if (size <= MAX_REMEMBERED && open_memory(address, size)) {
+            memset(address, value, size);
+            learn(address, size);
+        } else {
+            forget(address, size);
+        }
+    } else if (range == NULL || value != 0 || size <= MAX_REMEMBERED) memset(address, value, size);
     pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
@@ -324,7 +400,12 @@ API CUresult cuGetErrorString(CUresult error, const char **out) {
 }
 API CUresult cuInit(unsigned int flags) { return CUDA_SUCCESS; }
 API CUresult cuMemMap(CUdeviceptr start, size_t size, size_t offset, CUmemGenericAllocationHandle handle, unsigned long long flags) { return CUDA_SUCCESS; }
-API CUresult cuMemUnmap(CUdeviceptr start, size_t size) { return CUDA_SUCCESS; }
+API CUresult cuMemUnmap(CUdeviceptr start, size_t size) {
+    pthread_mutex_lock(&lock);
+    close_memory((const void *)(uintptr_t)start, size);
+    pthread_mutex_unlock(&lock);
+    return CUDA_SUCCESS;
+}
 API CUresult cuMemSetAccess(CUdeviceptr start, size_t size, const CUmemAccessDesc *who, size_t count) { return CUDA_SUCCESS; }
 API CUresult cuCtxSetCurrent(CUcontext context) { return CUDA_SUCCESS; }
 API CUresult cuGetErrorName(CUresult error, const char **out) { return cuGetErrorString(error, out); }

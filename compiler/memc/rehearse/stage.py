@@ -7,6 +7,7 @@ the host, which compute in memory that nothing may touch, or that a small machin
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.abc
 import importlib.util
@@ -14,7 +15,7 @@ import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -55,9 +56,6 @@ _SAFETENSORS = {
 }
 """As the header of a safetensors file names types."""
 
-_KEPT: list[Any] = []
-"""What torch was told stays in force as long as these live."""
-
 
 def leave_weights_undrawn() -> None:
     """Keeps torch.nn.init from filling tensors: pages of the host that nobody writes to take no memory."""
@@ -82,22 +80,21 @@ def play_alone(rank: int, world_size: int) -> None:
     distributed_c10d.init_process_group = torch.distributed.init_process_group = alone
 
 
-def answer_for_masks() -> None:
-    """Gives the two questions whose answers decide sizes the answers of a full batch: every entry of a mask is set.
+def keep_small_data_true() -> None:
+    """Has operations on small data of the host done for real, so that what the script decides by it is decided rightly.
 
-    A batch of the longest samples has no padding, and each of its tokens is trained on. Real kernels would count them.
+    See shadow.cpp. It looks at what this thread does, and at the backward passes that it starts.
     """
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    ctypes.CDLL(os.environ["MEMC_PHANTOM_SHADOW"]).shadow_begin()
 
-    def nonzero(mask: torch.Tensor) -> torch.Tensor:
-        return torch.empty((mask.numel(), mask.dim()), dtype=torch.int64, device=mask.device)
 
-    def everything(mask: torch.Tensor) -> torch.Tensor:
-        return torch.empty((), dtype=torch.bool, device=mask.device).copy_(torch.tensor(True))
-
-    library.impl("nonzero", nonzero, "CUDA")
-    library.impl("all", everything, "CUDA")
-    _KEPT.append(library)
+def forget_sums(arguments: Iterable[object]) -> None:
+    """Says that a kernel which torch does not know of may have written to these: nothing is known of sums any more."""
+    mark = ctypes.CDLL(None).phantom_mark
+    for tensor in arguments:
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.is_floating_point():
+            storage = tensor.untyped_storage()
+            mark(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), 0)
 
 
 def save_nothing() -> None:
@@ -131,12 +128,17 @@ def _safetensors(module: ModuleType) -> None:
     module.save_file = saved  # type: ignore[attr-defined]
 
 
+def _launch(self: object, *args: object, **kwargs: object) -> None:
+    """Takes the place of a Triton kernel: nothing is compiled, nothing is computed."""
+    forget_sums([*args, *kwargs.values()])
+
+
 def _triton(module: ModuleType) -> None:
-    module.JITFunction.run = lambda self, *args, **kwargs: None
+    module.JITFunction.run = _launch
 
 
 def _autotuned(module: ModuleType) -> None:
-    module.Autotuner.run = lambda self, *args, **kwargs: None
+    module.Autotuner.run = _launch
 
 
 def _host_adam(module: ModuleType) -> None:
@@ -184,7 +186,7 @@ def main() -> None:
     """Prepares the process and runs the script that the command line names, with its arguments."""
     script = sys.argv[1]
     leave_weights_undrawn()
-    answer_for_masks()
+    keep_small_data_true()
     save_nothing()
     sys.meta_path.insert(0, _Changes())
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -35,6 +35,8 @@ class Toolchain:
         libraries: Shared libraries whose undefined symbols the phantom answers.
         include: Folder of CUDA's headers.
         compiler, nm, readelf: Programs.
+        torch: Torch's folder, whose headers and libraries the shadow is built with; None: there will be no shadow.
+        cpp: The C++ compiler.
     """
 
     torch_version: str
@@ -44,6 +46,8 @@ class Toolchain:
     compiler: str
     nm: str
     readelf: str
+    torch: Path | None = None
+    cpp: str = ""
 
 
 def find_toolchain() -> Toolchain:
@@ -74,9 +78,12 @@ def find_toolchain() -> Toolchain:
         problems.append(_lacks("rehearse-without-headers", f"{_HEADER} is not found", _HEADERS))
     programs = {name: shutil.which(name) for name in ("nm", "readelf")}
     compiler = next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
-    if compiler is None or None in programs.values():
-        problems.append(_lacks("rehearse-without-compiler", "no C compiler with binutils is on the PATH", _COMPILER))
-    if problems or include is None or compiler is None or folder is None:
+    cpp = next((path for name in ("c++", "g++", "clang++") if (path := shutil.which(name))), None)
+    if compiler is None or cpp is None or None in programs.values():
+        problems.append(
+            _lacks("rehearse-without-compiler", "no C and C++ compiler with binutils is on the PATH", _COMPILER)
+        )
+    if problems or include is None or compiler is None or cpp is None or folder is None:
         raise MemcError(tuple(problems), ExitCode.USAGE)
     named = [folder / "lib" / f"lib{name}.so" for name in _LIBRARIES]
     return Toolchain(
@@ -87,6 +94,8 @@ def find_toolchain() -> Toolchain:
         compiler=compiler,
         nm=str(programs["nm"]),
         readelf=str(programs["readelf"]),
+        torch=folder,
+        cpp=cpp,
     )
 
 
@@ -131,7 +140,7 @@ _TORCH = (
 )
 _TRITON = "`pip install triton`: torch's CUDA build needs it"
 _HEADERS = "install them beside torch (`pip install nvidia-cuda-runtime`), or set CUDA_HOME to a toolkit"
-_COMPILER = "install gcc and binutils"
+_COMPILER = "install gcc, g++ and binutils (`apt install build-essential`)"
 
 
 def _lacks(code: str, message: str, hint: str) -> Diagnostic:
