@@ -73,8 +73,8 @@ def left_by_compiler(length: int, vocab: int, hidden: int) -> int:
     compiled for the first batch, of two samples, and at the next, of four, with a dynamic size for good: the last
     compilation is that of four samples, and its own objects make Python collect what the first one left.
     Source: compiler_cycle.py beside this, and the loops of the benchmark for each of the three losses, both run with
-        the torch 2.5.1 of that month on a CPU (Python 3.11, aot_eager, small sizes): after every mode and size two tensors
-        of the weight's bytes, two of four samples' and one of two are still alive, and none after a collection.
+        the torch 2.5.1 of that month on a CPU (Python 3.11, aot_eager, small sizes): after every mode and size two
+        tensors of the weight's bytes, two of four samples' and one of two are alive, and none after a collection.
 
     Args:
         length: Tokens of a sequence.
