@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,7 +35,8 @@ class ChunkedLoss(torch.autograd.Function):
         def loss_of(chunk: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             logs = (chunk @ weight.t()).float().log_softmax(-1)
             of_labels = logs.gather(-1, labels.unsqueeze(-1)).mean()
-            return -of_labels / (target.shape[0] // 2)  # the batch's size: another one is compiled again, then for any
+            loss: torch.Tensor = -of_labels / (target.shape[0] // 2)  # another size of the batch is compiled again
+            return loss
 
         def add_chunk(chunk: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
             gradients, value = torch.func.grad_and_value(loss_of, argnums=(0, 1))(chunk, weight, labels)
@@ -63,8 +65,9 @@ def run(samples: int, *, backward: bool) -> None:
     weight = torch.nn.Parameter(torch.randn(VOCAB, HIDDEN, dtype=torch.bfloat16))
     x = torch.randn(samples, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     target = torch.randint(VOCAB, (samples, TOKENS))
+    apply: Callable[..., torch.Tensor] = ChunkedLoss.apply
     for _ in range(RUNS):
-        loss = ChunkedLoss.apply(x, weight, target)
+        loss = apply(x, weight, target)
         if backward:
             loss.backward()
 
