@@ -63,7 +63,7 @@ def write_small(folder: Path, rows: Path) -> None:
         model.config.layer_types = model.config.layer_types[: len(KEPT_LAYERS)]
     model.resize_token_embeddings(KEPT_TOKENS)
     _write_small_tokenizer(whole, folder)
-    _teach(model, AutoTokenizer.from_pretrained(folder), rows)
+    teach(model, AutoTokenizer.from_pretrained(folder), rows)
     model.to(torch.bfloat16).save_pretrained(folder)
     shutil.rmtree(whole)
 
@@ -79,7 +79,7 @@ def _write_small_tokenizer(whole: Path, folder: Path) -> None:
     file.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
 
 
-def _teach(model: torch.nn.Module, tokenizer: Any, rows: Path, steps: int = 24) -> None:
+def teach(model: torch.nn.Module, tokenizer: Any, rows: Path, steps: int = 24) -> None:
     """Trains all weights on chats, a batch of four at a time."""
     torch.manual_seed(0)
     chats = [json.loads(line)["messages"] for line in rows.read_text(encoding="utf-8").splitlines()]

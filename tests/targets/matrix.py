@@ -24,6 +24,8 @@ from planmaker import make_config, make_zero
 from specmaker import compile_folder
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+ENCODER = "google-bert/bert-base-uncased"
+_OF_AN_ENCODER = ("query", "key", "value", "dense")
 _CPU, _NVME = Offload.CPU, Offload.NVME
 NVME_SETTINGS = {
     "nvme_buffer_elements": 4_000_000,
@@ -139,11 +141,11 @@ def _several_nodes() -> dict[str, TrainingConfig]:
 def matrix() -> dict[str, TrainingConfig]:
     """Returns all configurations by name: those of one process, of four and of eight."""
     alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
-    return alone | _fsdp() | _several_nodes() | preferences() | schedulers()
+    return alone | _fsdp() | _several_nodes() | preferences() | classes() | schedulers()
 
 
 def preferences() -> dict[str, TrainingConfig]:
-    """Returns preference training on every engine, with every place that the reference can have there."""
+    """Returns preference training on every engine, with every place that the reference can have there, and its types."""
     model, ahead = Reference.MODEL, Reference.PRECOMPUTED
     wholes = {Engine.SINGLE: (model, ahead), Engine.DDP: (model, ahead), Engine.DEEPSPEED: (model,), Engine.FSDP: ()}
     cases = {}
@@ -158,7 +160,45 @@ def preferences() -> dict[str, TrainingConfig]:
                 packing=False,
                 padding_mask=True,
             )
+    pairs: dict[str, Any] = {"task": Task.DPO, "packing": False, "padding_mask": True}
+    off: dict[str, Any] = pairs | {"reference": Reference.ADAPTERS_OFF}
+    three: dict[str, Any] = {"engine": Engine.DEEPSPEED, "stage": 3}
+    whole: dict[str, Any] = pairs | {"method": Method.FULL, "reference": model}
+    cases["dpo-zero3-model"] = make_config(**three, **whole)
+    cases["dpo-zero3-adapters_off"] = make_config(**three, **off)
+    for engine in (Engine.SINGLE, Engine.DDP, Engine.FSDP):
+        cases[f"dpo-{engine}-qlora"] = make_config(engine=engine, method=Method.QLORA, **off)
+    for precision in (Precision.FP16, Precision.FP32):
+        cases[f"dpo-full-{precision}"] = make_config(precision=precision, **whole)
+        cases[f"dpo-lora-{precision}"] = make_config(precision=precision, **off)
     return cases
+
+
+def classes() -> dict[str, TrainingConfig]:
+    """Returns sorting into classes by an encoder and by a decoder x method, on every engine and in every type."""
+    cases = {}
+    for kind in ("encoder", "decoder"):
+        for method in (Method.FULL, Method.LORA):
+            for precision in (Precision.BF16, Precision.FP16, Precision.FP32):
+                cases[f"classes-{kind}-{method}-{precision}"] = _texts(kind, method, precision=precision)
+            for engine in (Engine.DDP, Engine.FSDP):
+                cases[f"classes-{kind}-{engine}-{method}"] = _texts(kind, method, engine=engine)
+            for stage in (2, 3):
+                name = f"classes-{kind}-zero{stage}-{method}"
+                cases[name] = _texts(kind, method, engine=Engine.DEEPSPEED, stage=stage)
+        cases[f"classes-{kind}-qlora"] = _texts(kind, Method.QLORA)
+    return cases
+
+
+def _texts(kind: str, method: Method, **changes: Any) -> TrainingConfig:
+    """Returns a configuration that sorts texts of unequal length into two classes."""
+    config = make_config(
+        task=Task.CLASSIFICATION, method=method, classes=2, packing=False, padding_mask=True, micro_batch_size=2,
+        loss=LossHead.PLAIN, **changes,
+    )  # fmt: skip
+    if kind == "encoder" and config.lora is not None:
+        return replace(config, lora=replace(config.lora, target_modules=_OF_AN_ENCODER))
+    return config
 
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
@@ -179,7 +219,8 @@ def schedulers() -> dict[str, TrainingConfig]:
 
 def run_settings(name: str) -> dict[str, Any]:
     """Returns the fields of RunSettings that a case of the matrix is compiled with."""
-    settings: dict[str, Any] = {"model": MODEL, "train_data": "data/train.jsonl", "save_steps": 100}
+    model = ENCODER if name.startswith("classes-encoder") else MODEL
+    settings: dict[str, Any] = {"model": model, "train_data": "data/train.jsonl", "save_steps": 100}
     if name != "no-evaluation":
         settings |= {"eval_data": "data/eval.jsonl", "eval_steps": 50}
     return settings | {"warmup_ratio": 0.03} | SCHEDULERS.get(name.rpartition("-")[0], {})
