@@ -19,6 +19,7 @@ os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import memc
 from memc import commands
+from memc.commands.calibration import no_calibration
 from memc.commands.completion import complete_gpu, complete_model
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 
@@ -102,6 +103,7 @@ def app() -> None:
     metavar="SECONDS",
     help="How long tracing one plan may take before it is written as estimated.",
 )
+@no_calibration
 @_JSON
 def compile_command(
     specs: tuple[Path, ...],
@@ -127,6 +129,7 @@ def compile_command(
     _require_distinct(folders)
     solved = driver.answers(specs, folders, certify_seconds=certify_timeout if certify and not check else 0)
     refused = [answer for answer in solved if isinstance(answer.result, Infeasible)]
+    own = [note for answer, folder in zip(solved, folders, strict=True) for note in answer.measured_notes(folder)]
     outcomes: list[Written] = []
     files: dict[Path, dict[str, str]] = {}
     if not refused:
@@ -146,7 +149,7 @@ def compile_command(
             _print_report(answer)
     for outcome in outcomes:
         _say_written(outcome, check)
-    for note in dict.fromkeys(note for answer in solved for note in answer.notes):
+    for note in dict.fromkeys((*(note for answer in solved for note in answer.notes), *own)):
         click.echo(f"note: {note}", err=True)
     if refused:
         click.echo(f"nothing written: {_names(refused)} does not fit", err=True)
@@ -166,6 +169,7 @@ def compile_command(
 @app.command()
 @_SPEC
 @_JSON
+@no_calibration
 @click.option("--resolved", is_flag=True, help="Print every field with its value and why it has it.")
 @click.option("--html", type=click.Path(path_type=Path), help="Write a self-contained page with charts and sliders.")
 def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> None:
@@ -185,34 +189,6 @@ def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> Non
     if html is not None:
         _write_page(answer, html)
     sys.exit(ExitCode.OK if isinstance(answer.result, Plan) else ExitCode.DOES_NOT_FIT)
-
-
-@app.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True)
-@click.option("--steps", type=click.IntRange(1, 1000), default=4, show_default=True, help="Optimizer steps to run.")
-@click.option("--timeout", type=click.FloatRange(1), default=900, show_default=True, help="Seconds before giving up.")
-@click.option("--random-weights", is_flag=True, help="Build the model from its config; shapes alone decide memory.")
-@_JSON
-def verify(folder: Path, device: str, steps: int, timeout: float, random_weights: bool, as_json: bool) -> None:
-    """Run the script in FOLDER for a few steps with the longest batch and compare with the ledger."""
-    from memc.verify import text_lines
-    from memc.verify import verify as run
-
-    outcome = run(
-        folder,
-        device=device,
-        steps=steps,
-        timeout_seconds=timeout,
-        random_weights=random_weights,
-        on_line=lambda line: click.echo(line, err=True),
-    )
-    if as_json:
-        _print_json(outcome.document())
-    else:
-        for line in text_lines(outcome):
-            click.echo(line)
-    sys.exit(ExitCode.OK if outcome.passed else ExitCode.VERIFICATION_FAILED)
 
 
 @app.command()
@@ -303,6 +279,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("MEMC_TRACEBACK"):
             raise
         _fail((_unforeseen(error),), ExitCode.INTERNAL)
+    finally:
+        if arguments is None:  # the process ends here: looking for garbage once more would only delay it
+            gc.freeze()
 
 
 def _unforeseen(error: Exception) -> Diagnostic:
