@@ -19,8 +19,11 @@ export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 export OMP_NUM_THREADS ?= 1
 
+# Nothing that is checked in depends on what somebody measured on their own cards.
+export MEMC_CALIBRATION ?= off
+
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy accuracy-memory accuracy-time clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-time clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -95,6 +98,9 @@ reports: $(CORE)  ## reports of failed runs against memc's answers; DATA=<yaml i
 
 accuracy: $(FULL)  ## ledger against trace over the whole catalogue; goes on from build/accuracy, takes long
 	$(BIN)/python benchmarks/accuracy.py $(ARGS)
+
+trace-cost: $(FULL)  ## seconds and memory of the trace for the largest models of the catalogue, each in a process of its own
+	$(BIN)/python benchmarks/trace_cost.py $(ARGS)
 
 accuracy-memory: $(CORE)  ## the ledger against published memory: make accuracy-memory DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_memory.py $(DATA) $(ARGS)

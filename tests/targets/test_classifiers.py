@@ -60,14 +60,24 @@ def test_every_described_family_has_such_a_class() -> None:
 
 def _settings(**changes: Any) -> TrainingConfig:
     plain = config(**{"length": 128, "batch": 8, "mask": True, **changes})
-    return replace(plain, task=Work.CLASSIFICATION, classes=CLASSES, loss=LossHead.PLAIN, attention=Attention.SDPA)
+    return replace(plain, task=Work.CLASSIFICATION, classes=CLASSES, loss=LossHead.PLAIN)
 
 
-@pytest.mark.parametrize("name", ["google-bert/bert-base-uncased", "FacebookAI/roberta-base", "Qwen/Qwen2.5-0.5B"])
+TRACED = (
+    "google-bert/bert-base-uncased",
+    "FacebookAI/roberta-base",
+    "microsoft/deberta-v3-base",
+    "Qwen/Qwen2.5-0.5B",
+)
+
+
+@pytest.mark.parametrize("name", TRACED)
 @pytest.mark.parametrize("changes", [{}, {"checkpoint_every": 1}], ids=["full", "checkpointed"])
 def test_allocated_peak_is_that_of_the_trace(name: str, changes: dict[str, Any]) -> None:
     settings, fields = _settings(**changes), load_model_config(name, base_dir=Path())
     facts = model_from_config(fields, key="case", file="config.json", source="test", checked="2026-01-01")
+    only_eager = facts.groups[0].block.attention.eager_only
+    settings = replace(settings, attention=Attention.EAGER if only_eager else Attention.SDPA)
     bill = Estimator(as_classifier(facts, CLASSES), ledger_facts(load_gpu("a100-sxm4-80gb"))).price(settings)
     gpu = bill.ledger().gpu
     cublas = sum(entry.bytes for entry in gpu.entries if entry.in_allocator and "cublas" in entry.name)

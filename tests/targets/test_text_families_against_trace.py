@@ -71,6 +71,17 @@ CASES: dict[str, dict[str, Any]] = {
 ENCODERS: dict[str, dict[str, Any]] = {
     "blenderbot": PAIR,
     "mbart": {**PAIR, "max_position_embeddings": 1024},
+    "deberta-v2": {
+        **{name: size for name, size in SIZES.items() if name != "num_key_value_heads"},
+        "max_position_embeddings": 512,
+        "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["p2c", "c2p"],
+        "position_biased_input": False,
+        "position_buckets": 64,
+        "relative_attention": True,
+        "share_att_key": True,
+        "type_vocab_size": 0,
+    },
     "distilbert": {"vocab_size": 2048, "dim": 256, "hidden_dim": 640, "n_layers": 5, "n_heads": 4, "pad_token_id": 0},
 }
 

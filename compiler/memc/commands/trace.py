@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +81,7 @@ def _config_of(answer: Answer) -> TrainingConfig:
 
 
 def _trace(request: Request, timeout: float) -> dict[str, Any]:
-    """Returns the document of the traced step.
+    """Returns the document of the traced step, with the seconds that its process took, imports included.
 
     Raises:
         MemcError: When it cannot be traced here, or at all.
@@ -96,11 +97,12 @@ def _trace(request: Request, timeout: float) -> dict[str, Any]:
             f"the trace of this plan runs {', '.join(missing)}, which cannot be found here",
             hint="pip install 'memc[trace,train]', or " + f"pip install {' '.join(missing)}",
         )
+    started = time.perf_counter()
     with TraceProcess() as process:
         found = process.trace(request, timeout)
     if isinstance(found, NotTraced):
         raise MemcError((found.diagnostic,))
-    return found
+    return {**found, "process_seconds": round(time.perf_counter() - started, 3)}
 
 
 def _document(answer: Answer, step: Mapping[str, Any], found: Comparison, unseen: str) -> dict[str, Any]:
@@ -156,7 +158,8 @@ def _lines(
     depths = ", ".join(
         f"{item['traced_layers']} of {item['layers']} layers of {item['name']}" for item in step["stacks"]
     )
-    yield f"run: {depths}; the others repeat them. {versions}. {step['seconds']:.1f} s"
+    yield f"run: {depths}; the others repeat them. {versions}"
+    yield f"cost: {_cost(step)}"
     reserved = step["reserved"]
     yield (
         f"reserved by torch's allocator, replayed: {format_gib(reserved['expected_bytes'])} "
@@ -168,6 +171,14 @@ def _lines(
         yield f"assumed: {line}"
     for line in step["not_modelled"]:
         yield f"not traced: {line}"
+
+
+def _cost(step: Mapping[str, Any]) -> str:
+    """Returns what the trace itself took: seconds, and the memory of its process where that is counted."""
+    resident = step["peak_resident_bytes"]
+    memory = f", {format_gib(resident)} of memory" if resident is not None else ""
+    busy = f"{step['process_seconds']:.1f} s with imports, of which {step['cpu_seconds']:.1f} s on a processor"
+    return f"{step['seconds']:.1f} s; {busy}{memory}"
 
 
 def _verdict(answer: Answer, found: Comparison, config: TrainingConfig, unseen: str) -> Iterator[str]:

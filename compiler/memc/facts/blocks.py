@@ -140,6 +140,7 @@ def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> Att
         mixed_heads=bool(names.switch(section.get("mixed_heads", False))),
         padded=section.get("padded", True),
         within=None if within is None else names.size(within),
+        position_table=names.size(section.get("position_table", 0)),
     )
 
 

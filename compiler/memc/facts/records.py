@@ -169,6 +169,9 @@ class AttentionFacts:
         mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
         within: Positions of the pieces that positions see each other within; None where they see all.
         padded: Whether the mask of a padded batch of texts reaches it.
+        position_table: Rows of a table of distances that the scores of every layer are made with; 0 without one. Such a
+            model hands its layers the table and the distances of all pairs, masks every pair, and keeps what each layer
+            gave until all have run.
     """
 
     heads: int
@@ -186,6 +189,7 @@ class AttentionFacts:
     mixed_heads: bool = False
     padded: bool = True
     within: int | None = None
+    position_table: int = 0
 
     @property
     def value_width(self) -> int:
@@ -521,6 +525,34 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredFigure:
+    """One figure over several measurements on a user's own machine.
+
+    Attributes:
+        median, minimum, maximum: Of the measurements, in the unit that the figure's name ends with.
+        count: How many there are.
+    """
+
+    median: float
+    minimum: float
+    maximum: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """What was measured on a user's own machine and stands in for the catalogue.
+
+    Attributes:
+        origin: Where it stands: ``user facts``, or the hardware file as the spec names it.
+        figures: By name (`memc.facts.measured.FIGURES`).
+    """
+
+    origin: str
+    figures: dict[str, MeasuredFigure]
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuFacts:
     """What is known of a GPU. None means unknown: a compile that needs the figure stops and names it.
 
@@ -550,6 +582,7 @@ class GpuFacts:
         multiprocessors: Streaming multiprocessors that torch reports; None when unknown.
         sustained_flops_per_second: Matmul rate under minutes of load by precision; None when not measured.
         board_power_watts: Default power limit of the board; None when unknown.
+        calibration: What the user measured, which stands in for the catalogue's; None without.
     """
 
     key: str
@@ -577,6 +610,11 @@ class GpuFacts:
     multiprocessors: int | None = None
     sustained_flops_per_second: dict[str, float] | None = None
     board_power_watts: float | None = None
+    calibration: Calibration | None = None
+
+    def measured(self, name: str) -> MeasuredFigure | None:
+        """Returns a figure that the user measured; None when they did not."""
+        return None if self.calibration is None else self.calibration.figures.get(name)
 
 
 @dataclass(frozen=True, kw_only=True)

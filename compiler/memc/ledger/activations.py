@@ -21,7 +21,7 @@ from memc.ledger.places import places
 from memc.ledger.reference import SOURCE as REFERENCE_SOURCE
 from memc.ledger.reference import frozen_forward, reference_mode, runs_reference
 from memc.ledger.shared import SOURCE as SHARED_SOURCE
-from memc.ledger.shared import shared_tensors
+from memc.ledger.shared import outputs_that_stay, shared_tensors
 from memc.units import ceil_div
 
 _SOURCE = "transformers modelling code, torch autograd"
@@ -42,7 +42,7 @@ _SUFFIXES = {
     "workspace": "-kernel-buffers",
 }
 
-__all__ = ["LayerGroup", "activation_bill", "activation_entries", "layer_groups", "saved_per_token"]
+__all__ = ["LayerGroup", "activation_bill", "activation_entries", "layer_groups", "saved_per_token", "waiting_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Layer:
         checkpointed: Whether it keeps its input only.
         waits: What it leaves for backward, weight copies left out.
         keeps_input: Whether its input is in that.
+        input_not_kept: Bytes of its input where it is not.
         cached_casts: Weight copies that live until the forward ends.
         kept_casts: Weight copies that live until its backward.
         gradients: Weight gradients that stay.
@@ -93,6 +94,7 @@ class Layer:
     checkpointed: bool
     waits: int
     keeps_input: bool
+    input_not_kept: int
     cached_casts: int
     kept_casts: int
     gradients: int
@@ -109,15 +111,11 @@ def _layer(stretch: Stretch, shapes: Shapes, offloaded: bool) -> Layer:
     forward = run.forward_freed if checkpointed else run.forward_after_freed if stretch.after_freed else run.forward
     backward = run.recomputed if checkpointed else run.backward
     forward_sum, backward_sum = forward.largest(shapes), backward.largest(shapes)
-    if checkpointed:
-        waits = 0 if offloaded else run.input.bytes(shapes)
-    else:
-        waits = sum([storage.size * shapes.of(storage.unit) for storage in run.kept])
-    given = stretch.gives * run.output_item * shapes.of(stretch.unit) if stretch.gives else 0
     return Layer(
         checkpointed=checkpointed,
-        waits=waits + given,
+        waits=stretch.waits(shapes, offloaded=offloaded),
         keeps_input=checkpointed or run.keeps_input,
+        input_not_kept=0 if checkpointed or run.keeps_input else run.input.bytes(shapes),
         cached_casts=run.cached_casts.bytes(shapes),
         kept_casts=0 if checkpointed else run.kept_casts.bytes(shapes),
         gradients=run.gradients.bytes(shapes),
@@ -138,6 +136,7 @@ class Pile:
         shapes: Shape variables of a micro batch.
         shared: Biases and outputs that layers of a stack share.
         masks: Masks that they share.
+        staying: Outputs of layers that the model holds until all have run.
         returned: What the model returns of images beside the loss, which lives until that has been computed.
         before: Entries at the bottom that are no layers.
     """
@@ -151,7 +150,8 @@ class Pile:
         self.returned = tower_bytes(model, config, mode, self.shapes, *course.tower)
         self.shared = shared_tensors(model, mode, course.held, self.shapes, checkpointing=bool(every))
         self.masks = attention_masks(model, mode, self.shapes, every)
-        self._beside = (*self.shared, *self.masks)
+        self.staying = outputs_that_stay(model, [layer.input_not_kept for layer in self.layers])
+        self._beside = (*self.shared, *self.masks, *self.staying)
         self._backward_totals: list[int] = []
         self._highest_forward = self._pattern = -1
         self.before = 0 if places(model)[0].index == 0 else 1
@@ -242,6 +242,18 @@ class Pile:
 def activation_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
     """Returns the entries of `activation_bill`."""
     return activation_bill(model, config, facts).entries()
+
+
+def waiting_bytes(model: ModelFacts, config: TrainingConfig) -> int:
+    """Returns what all layers leave for backward: a lower bound of the activations at the loss, in bytes.
+
+    Source: that of `activation_bill`, which books it at that moment beside what head and loss need.
+    """
+    mode, model = layer_mode(config), running(model, config)
+    shapes = shapes_of(mode, config.micro_batch_sequences, image_shapes(model, config))
+    course = course_of(model, config, mode, shapes)
+    waits = [stretch.waits(shapes, offloaded=config.checkpoint_offload) for stretch in course.stretches]
+    return sum([course.order.count(number) * size for number, size in enumerate(waits)])
 
 
 def activation_bill(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> Bill:
@@ -564,6 +576,7 @@ def _shared(bill: Bill, pile: Pile) -> None:
         for name, among, source in (
             ("attention-mask", pile.masks, MASKS_SOURCE),
             ("shared-attention-biases", pile.shared, SHARED_SOURCE),
+            ("outputs-of-layers-below", pile.staying, SHARED_SOURCE),
         ):
             sizes = [(one.in_forward(at) if forward else one.in_backward(at), one.name) for one in among]
             bill.add(name, Account.ACTIVATIONS, sum(size for size, _ in sizes), moment, _parts(sizes).strip, source)

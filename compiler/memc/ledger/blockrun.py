@@ -302,7 +302,7 @@ def _alive(tape: list[int]) -> list[int]:
     return list(alive)
 
 
-_BIASES = ("position_bias", "cross_bias")
+_BIASES = ("position_bias", "cross_bias", "position_table")
 _INPUT = "layer input"
 _OUTPUT = "shape of the output"
 _BESIDES = "shapes of what is returned beside the output"
@@ -371,7 +371,11 @@ def _given_by_others(
         )
     )
     own.transposed = cross.transposed = cross.head_major = True
-    return dict(zip(("source", *_BIASES), (source, own, cross), strict=True))
+    table_width = block.attention.position_table * dict(block.sizes)["hidden"]
+    table_item = 4 if types.autocast else types.weight
+    learns = grad and mode.trains
+    table = shared_tensor(machine, "table of positions", "1", table_width, table_item, learns, around.topmost)
+    return dict(zip(("source", *_BIASES), (source, own, cross, table), strict=True))
 
 
 def _features(machine: Machine, around: Situation, *, grad: bool) -> Tensor:

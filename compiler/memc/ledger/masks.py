@@ -11,7 +11,10 @@ from memc.ledger.peaks import Shapes
 from memc.ledger.places import Place, alike_places, places
 from memc.ledger.shared import Shared
 
-SOURCE = "transformers masking_utils.py sdpa_mask, eager_mask, create_causal_mask, create_bidirectional_mask"
+SOURCE = (
+    "transformers masking_utils.py sdpa_mask, eager_mask, create_causal_mask, create_bidirectional_mask; "
+    "deberta_v2/modeling_deberta_v2.py DebertaV2Encoder"
+)
 
 
 def attention_masks(model: ModelFacts, mode: LayerMode, shapes: Shapes, every: int) -> tuple[Shared, ...]:
@@ -47,6 +50,8 @@ def _together(one: Shared, other: Shared) -> Shared:
 
 
 _CAUSAL, _PADDED, _CROSS = "causal mask", "mask of padding", "mask of another stack's padding"
+_PAIRS, _DISTANCES = "mask of pairs", "distances of positions"
+_INDEX_BYTES, _ONES_BYTES = 8, 4
 
 
 def _of_layer(place: Place, mode: LayerMode, shapes: Shapes) -> list[tuple[str, int]]:
@@ -55,6 +60,10 @@ def _of_layer(place: Place, mode: LayerMode, shapes: Shapes) -> list[tuple[str, 
     A mask that is added to scores is written out for every sample, whether they differ or not.
     """
     attention, eager = place.block.attention, mode.attention is Attention.EAGER
+    if attention.position_table:
+        pairs = shapes.of(place.rows) ** 2
+        item = _INDEX_BYTES if mode.mask else _ONES_BYTES  # the batch's mask as it is, or ones that the model makes
+        return [(_PAIRS, item * shapes.variables["B"] * pairs), (_DISTANCES, _INDEX_BYTES * pairs)]
     padded = mode.mask and attention.padded
     window = attention.sliding_window
     cut = window is not None and mode.length >= window

@@ -110,8 +110,8 @@ def _product_unit(x: Tensor, weight: Weight) -> tuple[Any, int]:
     if weight.unit == "1":
         return x.unit, weight.rows * (x.width // weight.columns)
     if str(x.unit).endswith("*r"):
-        return x.unit[: -len("*r")], weight.rows
-    return f"{x.unit}*r", 1
+        return x.unit[: -len("*r")], weight.rows * x.width
+    return f"{x.unit}*r", x.width // weight.columns
 
 
 def weight_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:

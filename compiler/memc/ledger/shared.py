@@ -20,10 +20,12 @@ from memc.ledger.peaks import Shapes
 from memc.ledger.places import Place, places, stack_ends
 
 SOURCE = "transformers modeling_t5.py T5Attention.forward, modeling_bart.py; torch accumulate_grad.h, checkpoint.py"
-_OWN, _CROSS, _OUTPUT = "position_bias", "cross_bias", "source"
-_NAMES = {_OWN: "position bias", _CROSS: "cross-attention bias", _OUTPUT: "encoder output"}
-BIASES = frozenset((_OWN, _CROSS))
+_OWN, _CROSS, _OUTPUT, _TABLE = "position_bias", "cross_bias", "source", "position_table"
+_NAMES = {_OWN: "position bias", _CROSS: "cross-attention bias", _OUTPUT: "encoder output", _TABLE: "position table"}
+BIASES = frozenset((_OWN, _CROSS, _TABLE))
 """Names of biases in programs."""
+MADE_BEFORE = frozenset((_TABLE,))
+"""Names of those that the lowest layer is given too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,9 @@ def shared_tensors(
                 ends = next((at for at in range(first, -1, -1) if run[at].gives), first) + 1
                 if place.block.cross_attention is not None and (mode.trains or mode.adapted):
                     gradient = mode.types.stream * place.source_width * shapes.of(place.source_unit)
+            elif name == _TABLE:
+                size = _table_bytes(place, mode)
+                gradient = size if mode.trains else 0
             else:
                 size = _bias_bytes(place, mode, shapes, own=name == _OWN)
                 gradient = size if stays or (name == _OWN and mode.trains) else 0
@@ -96,8 +101,33 @@ def shared_tensors(
     return tuple(found)
 
 
+def outputs_that_stay(model: ModelFacts, inputs: Sequence[int]) -> tuple[Shared, ...]:
+    """Returns the outputs of layers that a model gathers, and lets go of when all layers have run.
+
+    What a layer above keeps for backward is counted with that layer, and its input while it runs.
+    Source: transformers 5.24.0 models/deberta_v2/modeling_deberta_v2.py DebertaV2Encoder.forward, all_hidden_states.
+
+    Args:
+        model: The model.
+        inputs: By position among the model's places, bytes of a layer's input that it does not keep.
+    """
+    run, found = places(model), []
+    for first, last in stack_ends(model):
+        if not run[last].block.attention.position_table:
+            continue
+        held = [(at + 1, inputs[at]) for at in range(first, last) if inputs[at]]
+        found += [Shared("output of the layer below", at, last, None, size, 0, 0, False) for at, size in held]
+    return tuple(found)
+
+
 def _bias_bytes(place: Place, mode: LayerMode, shapes: Shapes, *, own: bool) -> int:
     """Returns the bytes of a bias: one number per head and pair of positions, in the type of the table or of scores."""
     columns = place.rows if own else place.source_unit.partition("*")[2]
     item = mode.types.weight if own else mode.types.compute
     return item * place.block.attention.heads * shapes.of(place.rows) * shapes.of(columns)
+
+
+def _table_bytes(place: Place, mode: LayerMode) -> int:
+    """Returns the bytes of a table of positions that has passed a norm, which autocast computes in fp32."""
+    item = 4 if mode.types.autocast else mode.types.weight
+    return item * place.block.attention.position_table * dict(place.block.sizes)["hidden"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, Task, TrainingConfig
-from memc.facts.records import Component, Linear, ModelFacts
+from memc.facts.records import Component, Linear, ModelFacts, Norm
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
@@ -30,7 +30,8 @@ class ParamCounts:
         quantized_rows: Inputs of those linears, over all of them.
         adapters: LoRA elements.
         trainable: Elements with a gradient.
-        head: Trainable elements of the output head whose gradient comes first (0 when tied or frozen).
+        head: Trainable elements of the output head whose gradient comes first (none of a tied or frozen matrix), with
+            the linears and norms before it.
         embedding: Trainable elements whose gradient comes last: the input embedding (the shared tensor when tied).
         lowest_layer: Trainable elements of the layer next to the embedding.
         tied_head: Elements of the head's gradient when it shares the embedding's tensor and trains, else 0.
@@ -77,7 +78,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             quantized_rows=0,
             adapters=0,
             trainable=model.total_params - idle,
-            head=model.head_params,
+            head=model.head_params + _tail_params(model),
             embedding=model.embedding_params,
             lowest_layer=lowest.params,
             tied_head=model.vocab_size * model.hidden_size if model.tied else 0,
@@ -104,7 +105,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         quantized_rows=rows,
         adapters=adapters,
         trainable=adapters - idle_adapters(model, config),
-        head=head,
+        head=head + _tail_adapters(model, rank, targets),
         embedding=embedding,
         lowest_layer=sum(
             rank * (linear.in_features + linear.out_features)
@@ -116,6 +117,27 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         layer_linears=layer_linears,
         largest_tensor=max([size for size, _ in pairs] + [saved]),
         largest_module=max(modules),
+    )
+
+
+def _in_tail(model: ModelFacts, module: Linear | Norm) -> bool:
+    """Returns whether a module stands behind the layers, so that its gradient comes before theirs."""
+    name = module.id if isinstance(module, Linear) else module.name
+    return bool(name) and f"({name.replace('.', '_')}," in model.tail
+
+
+def _tail_params(model: ModelFacts) -> int:
+    """Returns the elements of linears and norms between the layers and the head."""
+    modules: tuple[Linear | Norm, ...] = (*model.outer_linears, *model.outer_norms)
+    return sum(module.params for module in modules if _in_tail(model, module))
+
+
+def _tail_adapters(model: ModelFacts, rank: int, targets: frozenset[str]) -> int:
+    """Returns the elements of adapters on linears between the layers and the head."""
+    return sum(
+        rank * (linear.in_features + linear.out_features)
+        for linear in model.outer_linears
+        if linear.name in targets and linear.adaptable and _in_tail(model, linear)
     )
 
 
