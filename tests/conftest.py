@@ -11,6 +11,7 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("MEMC_CERTIFY", "0")  # tests that are not about it compile without a trace
+    os.environ.setdefault("MEMC_CALIBRATION", "off")  # nor with what was measured on the cards of who runs them
     config.pluginmanager.register(SkipLedger(), "skip-ledger")
 
 

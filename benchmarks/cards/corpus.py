@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from memc.calibration.configs import settings_of
 from memc.config import LossHead, Precision, TrainingConfig
 from memc.units import GIB
 
@@ -76,6 +77,7 @@ def memory_record(case: Case, found: Mapping[str, Any]) -> dict[str, Any]:
         "other_metrics": others,
         "notes": f"allocator: {found['allocator']}",
         "confidence": "high",
+        "settings": settings_of(config),
     }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import memc
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
+from memc.facts.records import Calibration
 from memc.ledger.entries import Entry, Ledger, Resource, ResourceLedger
 from memc.plan import Budget, Certified, Infeasible, Plan, TrailStep
 
@@ -47,6 +48,7 @@ def explain_document(answer: Plan | Infeasible, *, spec_digest: str, resolved: d
             "params_by_component": {str(k): v for k, v in answer.model.params_by_component().items()},
         },
         "hardware": {"gpu": answer.gpu.key, "name": answer.gpu.name, "capacity_bytes": answer.budget.capacity_bytes},
+        "calibration": None if answer.gpu.calibration is None else _calibration(answer.gpu.calibration),
         "budget": _budget(answer.budget),
         "plan": {
             "settings": settings_document(config),
@@ -79,9 +81,11 @@ def lock_document(
     """
     explained = explain_document(plan, spec_digest=spec_digest, resolved=resolved)
     kept = ("memc", "spec", "model", "hardware", "budget", "plan", "ledger", "clock", "trail")
+    own = {"calibration": explained["calibration"]} if explained["calibration"] is not None else {}
     return {
         "schema": LOCK_SCHEMA,
         **{key: explained[key] for key in kept},
+        **own,
         "command": command,
         "facts": plan.facts,
         "files": files,
@@ -185,6 +189,21 @@ def _traced(certified: Certified) -> dict[str, Any]:
         "assumes": list(step.assumes),
         "not_modelled": list(step.not_modelled),
     }
+
+
+def _calibration(calibration: Calibration) -> dict[str, Any]:
+    """Returns the user's own figures, whole where nothing is lost, so that a lock can be planned again with them."""
+    return {
+        "origin": calibration.origin,
+        "figures": {
+            name: {part: _whole(value) for part, value in record_document(figure).items()}
+            for name, figure in calibration.figures.items()
+        },
+    }
+
+
+def _whole(value: float) -> float:
+    return int(value) if value == int(value) else value
 
 
 def _budget(budget: Budget) -> dict[str, Any]:

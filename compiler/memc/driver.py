@@ -18,6 +18,7 @@ from memc.config import Task
 from memc.document import LOCK_SCHEMA, explain_document, lock_digest, lock_document, record_document
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts, Objective, load_gpu, load_model
+from memc.facts.calibration import calibrated, calibration_of, file_calibration, planned
 from memc.facts.classifiers import as_classifier
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
@@ -57,6 +58,24 @@ class Answer:
     result: Plan | Infeasible
     traces: tuple[TracedStep, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def measured_notes(self, folder: Path) -> list[str]:
+        """Returns what to say of figures of the user's own: that they were used, or that the folder's lock had others.
+
+        Args:
+            folder: The output folder.
+        """
+        own, lock = self.result.gpu.calibration, _read_lock(folder) or {}
+        notes = []
+        if own is not None:
+            notes.append(f"{len(own.figures)} figures measured on {self.result.gpu.key} were used ({own.origin})")
+        before = calibration_of(lock.get("calibration"))
+        if before is not None and own is None:
+            notes.append(
+                f"{folder / LOCK_NAME} was planned with figures measured on a user's own {self.result.gpu.key} "
+                f"({before.origin}), which are not here or switched off: the catalogue's are used"
+            )
+        return notes
 
     def document(self) -> dict[str, Any]:
         """Returns the `memc/explain/1` document."""
@@ -122,13 +141,21 @@ def answer_of(
                 raise
             raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
 
+    def settled_reserve(result: Plan | Infeasible) -> Plan | Infeasible:
+        if gpu.calibration is None:
+            return result
+        from memc.certify.reserve import with_measured_reserve
+
+        return with_measured_reserve(solved, result)
+
     known = _kept_traces(folder) if folder is not None else []
     if not known and process is None:
-        return Answer(loaded=loaded, result=solved(0))
+        return Answer(loaded=loaded, result=settled_reserve(solved(0)))
     from memc.certify import certified_answer  # what most commands do without
 
     settled = certified_answer(solved, loaded.spec.model, _base(loaded.path), known, process, certify_seconds)
-    return Answer(loaded=loaded, result=settled.result, traces=settled.traces, notes=settled.notes)
+    result = settled_reserve(settled.result)
+    return Answer(loaded=loaded, result=result, traces=settled.traces, notes=settled.notes)
 
 
 def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
@@ -540,9 +567,22 @@ def _facts(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
         gpu = load_gpu(spec.hardware.gpu)
     except MemcError as error:
         found += _placed(loaded, "hardware.gpu", error)
+    else:
+        try:
+            gpu = _as_measured(loaded, gpu)
+        except MemcError as error:
+            found += _placed(loaded, "hardware.file" if spec.hardware.file else "hardware.gpu", error)
     if found:
         raise MemcError(tuple(found))
     return gpu, model
+
+
+def _as_measured(loaded: LoadedSpec, gpu: GpuFacts) -> GpuFacts:
+    """Returns a card's facts with what the spec's hardware file says of it, else with what the user measured on it."""
+    named = loaded.spec.hardware.file
+    if named is None:
+        return planned(gpu)
+    return calibrated(gpu, file_calibration(_base(loaded.path) / named, named, gpu.key))
 
 
 def _placed(loaded: LoadedSpec, field: str, error: MemcError) -> list[Diagnostic]:

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from memc.facts.calibration import calibration_lines
 from memc.ledger.entries import Account, Grade, Phase, ResourceLedger, allocated_by_account
 from memc.plan import Infeasible, Plan, TrailStep, Verdict
 from memc.units import GIB, format_gib, format_seconds
@@ -41,6 +42,7 @@ def plan_report(plan: Plan) -> RenderableType:
     parts += [_host_line(plan.ledger.host, plan.budget.host_bytes), Text("")]
     parts += [_trail_table(plan.trail), Text("")]
     parts += [_clock_table(plan)] if not plan.clock.unknown else []
+    parts += [_Sentence(f"measured: {line}") for line in calibration_lines(plan.gpu)]
     parts += [_Sentence(f"note: {warning}") for warning in (*plan.warnings, *plan.clock.assumptions)]
     return Group(*parts)
 
@@ -52,6 +54,7 @@ def refusal_report(refusal: Infeasible) -> RenderableType:
     parts += [_Bill(refusal.closest_ledger.gpu)]
     parts += [_host_line(refusal.closest_ledger.host, refusal.budget.host_bytes), Text("")]
     parts += [_trail_table(refusal.trail), Text(""), _relaxation_table(refusal)]
+    parts += [_Sentence(f"measured: {line}") for line in calibration_lines(refusal.gpu)]
     return Group(*parts)
 
 

@@ -124,6 +124,7 @@ def _open_fields(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
         "hardware.network_gbit_per_second": _Decision(
             value=None, reason="not given: the adapters that nodes of the card's generation usually have"
         ),
+        "hardware.file": _Decision(value=None, reason=_file_reason(result)),
         "hardware.host_memory": _Decision(value=None, reason="not given: not checked, and nothing is offloaded"),
         "data.mean_tokens": _Decision(
             value=spec.data.max_length, reason="every sample is taken to have max_length tokens, an upper bound"
@@ -137,6 +138,12 @@ def _open_fields(spec: Spec, result: Plan | Infeasible) -> dict[str, _Decision]:
         for name in ("learning_rate", "save_steps", "eval_steps"):
             found[f"training.{name}"] = _Decision(value=None, reason="not decided: nothing fits")
     return found
+
+
+def _file_reason(result: Plan | Infeasible) -> str:
+    """Returns what stands in the place of a hardware file."""
+    own = result.gpu.calibration
+    return "not given: the catalogue's figures" if own is None else f"not given: the {own.origin} of {result.gpu.key}"
 
 
 def _method_reason(spec: Spec, result: Plan | Infeasible) -> str:

@@ -160,6 +160,8 @@ class Hardware(Section):
     """Free NVMe space of one node, needed for offload to NVMe."""
     nvme_path: Text = "/local_nvme"
     """Folder on that drive, on every node."""
+    file: Text | None = None
+    """File of figures measured on such a machine, as memc probe writes it; they take the place of the catalogue's."""
     network_gbit_per_second: Annotated[Number, Field(gt=0, le=100_000)] | None = None
     """What one node sends to the others, all its adapters together: 10 for 10 GbE, 3200 for eight of 400 Gb/s."""
     usd_per_gpu_hour: Annotated[Number, Field(ge=0, le=10_000)] | None = None

@@ -15,6 +15,7 @@ _KINDS = {
     "traced_allocated": "allocated peak, trace",
     "reserved": "reserved peak, ledger",
     "traced_reserved": "reserved peak, trace",
+    "certified_reserved": "reserved peak, as `memc compile` certifies what fits",
     "seconds": "step time, clock",
 }
 _NUMBERS = ("median", "90 % within", "worst")
@@ -24,8 +25,9 @@ _COLUMNS = ("allocated, GiB", "ledger", "reserved, GiB", "trace", "step, s", "cl
 def card_section() -> str:
     """Returns the errors by figure, the verdicts, and every case."""
     found: dict[str, Any] = yaml.safe_load(RESULTS.read_text(encoding="utf-8"))
-    wrong = found["false_fits"] + found["false_refusals"]
-    shown = "none" if not wrong else ", ".join(f"`{name.replace('_', ' ')}`" for name in wrong)
+    shown = _names(found["false_fits"] + found["false_refusals"])
+    certified = _names(found["certified_false_fits"])
+    refused = _names(found["certified_refusals"])
     errors = [
         [said, *(f"{found[kind][name]:.2%}" for name in ("median", "p90", "worst"))]
         for kind, said in _KINDS.items()
@@ -33,12 +35,18 @@ def card_section() -> str:
     ]
     parts = [
         f"{found['cases']} configurations: {found['measured']} ran, {found['out_of_memory']} ran out of memory. "
-        f"Verdicts of the ledger that the card contradicts: {shown}. Outside the allocator the card held "
+        f"Verdicts of the ledger alone that the card contradicts: {shown}. With the trace, which `memc compile` certifies "
+        f"with, called a fit and ran out of memory: {certified}; ran, and called no fit, for torch had to give back what "
+        f"it had cached or the reserve was used up: {refused}. Outside the allocator the card held "
         f"{found['context_bytes'] / 2**20:.0f} MiB in the median.\n",
         table(("figure", *_NUMBERS), errors, _NUMBERS),
         table(("case", *_COLUMNS), [_row(row) for row in found["rows"]], _COLUMNS),
     ]
     return "\n".join(parts)
+
+
+def _names(cases: list[str]) -> str:
+    return ", ".join(f"`{name.replace('_', ' ')}`" for name in cases) or "none"
 
 
 def _row(row: dict[str, Any]) -> list[object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memc.advise.attempt import Attempt, Shortfall, Stopper
 from memc.errors import Diagnostic, MemcError, usage_error
 from memc.facts import GpuFacts, ModelFacts
+from memc.facts.calibration import planned
 from memc.ledger import Estimator, ledger_facts
 from memc.ledger.constants import LedgerFacts
 from memc.solver.kept import Kept
@@ -28,6 +29,10 @@ class Desk:
         self.samples = samples
         self._kept = Kept()
         self._estimators: dict[tuple[str, str, LedgerFacts], Estimator] = {}
+
+    def card(self, facts: GpuFacts) -> GpuFacts:
+        """Returns a card of the catalogue as plans use it: with what the user measured; the spec's own as it is."""
+        return self.gpu if facts.key == self.gpu.key else planned(facts)
 
     def attempt(self, spec: Spec, *, model: ModelFacts | None = None, gpu: GpuFacts | None = None) -> Attempt:
         """Returns what becomes of a variation.

@@ -176,12 +176,13 @@ def _priced(desk: Desk, counts: Sequence[int], costs: Costs) -> tuple[list[Row],
         skipped += [Skipped(card="", count=count, code=item.code, reason=item.message) for item in wrong[:1]]
         possible += [] if wrong else [count]
     for listed in gpu_rows():
+        facts = desk.card(listed.facts)
         price = costs.gpu_hour.get(listed.key)
-        spec = own_or_other_card(desk, listed.facts, usd_per_gpu_hour=price)
+        spec = own_or_other_card(desk, facts, usd_per_gpu_hour=price)
         for count in possible:
             try:
                 varied = with_count(spec, count, desk.spec.hardware.nodes)
-                rows.append(_row(listed.facts, count, desk.attempt(varied, gpu=listed.facts)))
+                rows.append(_row(facts, count, desk.attempt(varied, gpu=facts)))
             except MemcError as error:
                 # What is unknown of a card, or contradicts it, is so whatever the count.
                 reason = refused(error.diagnostics[0]).sentence

@@ -165,7 +165,7 @@ def _largest(desk: Desk, quantity: Quantity, tried: list[Tried], notes: tuple[st
 def cheapest_card(desk: Desk) -> Solution:
     """Returns the cheapest card with a plan, by price of an hour and then by capacity; unpriced cards come last."""
     tried: list[Tried] = []
-    for facts in _by_price(desk, (row.facts for row in gpu_rows())):
+    for facts in _by_price(desk, (desk.card(row.facts) for row in gpu_rows())):
         outcome = desk.attempt_or_why_not(own_or_other_card(desk, facts), gpu=facts)
         tried.append(_tried(facts.key, outcome, size=_hour_price(desk, facts)))
     notes = ["cards by price of one hour, then by capacity; cards whose price is unknown come last"]

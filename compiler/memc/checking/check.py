@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memc import driver
+from memc.checking.calibrations import calibration_findings, planned_as_locked
 from memc.checking.causes import cause_findings
 from memc.checking.edits import first_changed_line, key_edits, unified_diff
 from memc.checking.findings import Finding, FolderReport, Level
@@ -83,7 +84,8 @@ def check_folder(folder: Path) -> FolderReport:
         return FolderReport(folder=folder, spec=None, findings=_refused(error, folder / LOCK_NAME))
     try:
         spec = _spec_of(folder, lock)
-        answer = driver.answer(spec, folder=folder)
+        with planned_as_locked(lock):
+            answer = driver.answer(spec, folder=folder)
         if isinstance(answer.result, Infeasible):
             return _without_plan(folder, spec, lock, (_does_not_fit(spec, answer.result),))
         files = driver.generate(answer, folder, driver.compile_command(spec, folder))
@@ -103,6 +105,7 @@ def _compared(folder: Path, lock: Mapping[str, Any], answer: Answer, files: Mapp
     if any(finding.code == "stale" for finding in findings):
         findings += cause_findings(folder, answer.loaded, found)
     findings += measurement_findings(folder, lock, planned)
+    findings += calibration_findings(folder, lock)
     if any(finding.code in ("edited", "foreign") for finding in findings):
         findings += edited_findings(folder, answer.loaded)
     return FolderReport(folder=folder, spec=answer.loaded.path, findings=tuple(findings), comparison=found)

@@ -101,7 +101,7 @@ def clock_facts(
     Raises:
         MemcError: ``fact-unknown`` when the card has neither figure.
     """
-    notes: list[str] = []
+    notes = _own_notes(gpu)
     name = {Precision.FP16: "fp16", Precision.FP32: "tf32" if "tf32" in gpu.peak_flops_per_second else "fp32"}.get(
         precision, "bf16"
     )
@@ -121,7 +121,7 @@ def clock_facts(
     if power_limit_watts is not None and gpu.board_power_watts is not None:
         slowed = min(1.0, power_limit_watts / gpu.board_power_watts) ** _share("kernels.power_exponent")
     return ClockFacts(
-        flops_per_second=slowed * _matmul(gpu, name, notes) * _share("kernels.training_share_of_matmul"),
+        flops_per_second=_training_products(gpu, name, slowed, notes),
         multiprocessors=gpu.multiprocessors or 0,
         attention_rates=_attention_rates(gpu, slowed),
         attention_block_keys=int(_share("kernels.attention_block_keys")),
@@ -139,15 +139,37 @@ def clock_facts(
         channels_in_node=int(_share("nccl.collective_channels_node")),
         channels_between_nodes=int(_share("nccl.collective_channels_network")),
         straggling=_share("kernels.straggling_per_doubling_of_nodes"),
-        host_params_per_second=_share("host.cpu_adam_params_per_second_node"),
-        nvme_read_bytes_per_second=_share("host.nvme_gen4_read_bytes_per_second"),
-        nvme_write_bytes_per_second=_share("host.nvme_gen4_write_bytes_per_second"),
+        host_params_per_second=_host(gpu, "host_adam_params_per_second", "cpu_adam_params_per_second_node"),
+        nvme_read_bytes_per_second=_host(gpu, "nvme_read_bytes_per_second", "nvme_gen4_read_bytes_per_second"),
+        nvme_write_bytes_per_second=_host(gpu, "nvme_write_bytes_per_second", "nvme_gen4_write_bytes_per_second"),
         operation_seconds=_share("kernels.operation_seconds"),
         kernel_launch_seconds=_share("kernels.launch_seconds"),
         sharded_layer_seconds=_share("kernels.sharded_layer_seconds"),
-        torch_host_params_per_second=_share("host.torch_fused_cpu_adam_params_per_second_node"),
+        torch_host_params_per_second=_host(
+            gpu, "torch_host_adam_params_per_second", "torch_fused_cpu_adam_params_per_second_node"
+        ),
         assumptions=tuple(notes),
     )
+
+
+def _own_notes(gpu: GpuFacts) -> list[str]:
+    """Returns a note on rates that the user measured, where any stands in for the catalogue's."""
+    own = gpu.calibration
+    rates = [] if own is None else [name for name in own.figures if "_per_second" in name]
+    return [f"{len(rates)} rates of {gpu.key} are the user's own measurements"] if rates else []
+
+
+def _training_products(gpu: GpuFacts, name: str, slowed: float, notes: list[str]) -> float:
+    """Returns the rate of matrix products in training: as the user's own steps show it, else a share of large ones."""
+    if (own := gpu.measured(f"training_flops_per_second.{name}")) is not None:
+        return own.median
+    return slowed * _matmul(gpu, name, notes) * _share("kernels.training_share_of_matmul")
+
+
+def _host(gpu: GpuFacts, figure: str, fact: str) -> float:
+    """Returns a rate of the machine that the card is in: as the user measured it, else that of a usual one."""
+    own = gpu.measured(figure)
+    return _share(f"host.{fact}") if own is None else own.median
 
 
 def _matmul(gpu: GpuFacts, name: str, notes: list[str]) -> float:

@@ -6,6 +6,7 @@ Each module holds a click command called `command`. The name on the command line
 from __future__ import annotations
 
 NAMES: dict[str, str] = {
+    "calibrate": "Collect what runs measured, at or below PATHS, into figures that later plans on those cards use.",
     "check": "Compare every folder that memc wrote, at or below PATHS, with what its spec yields now.",
     "completion": "Print the completion script of SHELL.",
     "diagnose": "Say why a run ran out of memory: account, phase, likely cause, evidence, next rung.",
@@ -18,5 +19,6 @@ NAMES: dict[str, str] = {
     "solve": "Find the longest sequence, the largest micro-batch or model, the cheapest card or the "
     "fewest cards for SPEC.",
     "trace": "Trace the plan of SPEC (a spec file or a folder that memc wrote) beside its ledger; no GPU is needed.",
+    "verify": "Run the script in FOLDER for a few steps with the longest batch and compare with the ledger.",
 }
 """Each command with the first sentence of its help, which listing them takes."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from memc.commands.calibration import no_calibration
 from memc.errors import ExitCode
 
 _MOST_GPUS = 1024
@@ -60,6 +61,7 @@ def _amounts(_context: click.Context, _option: click.Parameter, texts: Sequence[
 @click.option(
     "--deadline-cost", type=click.FloatRange(0), default=0.0, help="US dollars that missing time.budget costs."
 )
+@no_calibration
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def command(
     spec: Path,

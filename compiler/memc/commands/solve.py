@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from memc.commands.calibration import no_calibration
 from memc.errors import ExitCode
 
 _QUANTITIES = ("max_length", "micro_batch_size", "model", "gpu", "count")
@@ -16,6 +17,7 @@ _QUANTITIES = ("max_length", "micro_batch_size", "model", "gpu", "count")
 @click.command("solve")
 @click.argument("spec", type=click.Path(path_type=Path))
 @click.argument("quantity", type=click.Choice(_QUANTITIES))
+@no_calibration
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def command(spec: Path, quantity: str, as_json: bool) -> None:
     """Find the longest sequence, the largest micro-batch or model, the cheapest card or the fewest cards for SPEC.

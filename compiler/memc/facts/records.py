@@ -169,9 +169,6 @@ class AttentionFacts:
         mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
         within: Positions of the pieces that positions see each other within; None where they see all.
         padded: Whether the mask of a padded batch of texts reaches it.
-        position_table: Rows of a table of distances that the scores of every layer are made with; 0 without one. Such a
-            model hands its layers the table and the distances of all pairs, masks every pair, and keeps what each layer
-            gave until all have run.
     """
 
     heads: int
@@ -189,7 +186,6 @@ class AttentionFacts:
     mixed_heads: bool = False
     padded: bool = True
     within: int | None = None
-    position_table: int = 0
 
     @property
     def value_width(self) -> int:

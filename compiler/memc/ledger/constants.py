@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memc.facts import GpuFacts, load_fact
+from memc.facts.records import MeasuredFigure
 
 
 class CrossEntropy(StrEnum):
@@ -60,6 +61,7 @@ class Stack:
 
 
 MEMC_STACK = Stack()
+_CONTEXT_SOURCE = "specs/libraries/cuda.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +72,7 @@ class LedgerFacts:
         cublas_workspace_bytes: One workspace; torch makes one for the forward and one for the autograd thread.
         context_bytes: CUDA context, kernels and driver overhead of one process, outside the allocator.
         context_spread_bytes: How far the farthest measurement lies from `context_bytes`, on either side.
+        context_source: Where the two come from.
         nccl_bytes: NCCL channel buffers of one process, outside the allocator.
         segment_bytes: Granularity of the allocator's large pool.
         loss_tile_tokens: Tokens in one tile of the chunked loss head.
@@ -97,6 +100,7 @@ class LedgerFacts:
     adam8bit_min_params: int
     process_host_bytes: int
     stack: Stack = MEMC_STACK
+    context_source: str = _CONTEXT_SOURCE
 
 
 def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
@@ -111,13 +115,19 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
     workspace = f"cublas.workspace_bytes_major_{major}" if major in (9, 10, 12) else "cublas.workspace_bytes"
     measured = f"cuda.context_bytes{suffix}" if suffix in _MEASURED_CONTEXTS else "cuda.context_bytes"
     context = _number(measured)
+    spread = max(
+        _number(measured.replace("context_bytes", "context_high_bytes")) - context,
+        context - _number(measured.replace("context_bytes", "context_low_bytes")),
+    )
+    source = _CONTEXT_SOURCE
+    if (own := gpu.measured("context_bytes")) is not None:
+        context, spread = round(own.median), _own_spread(own, spread)
+        source = f"median of {own.count} measured on this card by the user"
     return LedgerFacts(
         cublas_workspace_bytes=_number(workspace),
         context_bytes=context,
-        context_spread_bytes=max(
-            _number(measured.replace("context_bytes", "context_high_bytes")) - context,
-            context - _number(measured.replace("context_bytes", "context_low_bytes")),
-        ),
+        context_spread_bytes=spread,
+        context_source=source,
         nccl_bytes=_number("nccl.buffer_bytes") * _number("nccl.channels") * _number("nccl.directions"),
         segment_bytes=_number("torch.allocator_large_segment_bytes"),
         loss_tile_tokens=_number("trl.head_tile_tokens"),
@@ -132,6 +142,21 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
 
 
 _MEASURED_CONTEXTS = ("_7_0", "_7_5", "_8_0", "_8_6", "_8_9", "_9_0", "_10_0", "_12_0")
+
+
+def _own_spread(own: MeasuredFigure, published_bytes: int) -> int:
+    """Returns how far a context may lie from the median of a user's own measurements.
+
+    The next of n + 1 equally likely values is the smallest or the largest with probability 2 / (n + 1): what n of them
+    span is believed where that is a tenth at most; fewer leave the published spread.
+
+    Source: order statistics of exchangeable values.
+    """
+    spanned = round(max(own.maximum - own.median, own.median - own.minimum))
+    return spanned if 2 / (own.count + 1) <= _LEFT_OUTSIDE else max(spanned, published_bytes)
+
+
+_LEFT_OUTSIDE = 0.1
 
 
 def _number(key: str) -> int:

@@ -30,7 +30,7 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
             bytes=facts.context_bytes,
             moments=ALWAYS,
             formula=f"{facts.context_bytes} B measured, outside torch's allocator",
-            source="specs/libraries/cuda.yaml",
+            source=facts.context_source,
             in_allocator=False,
             uncertainty_bytes=facts.context_spread_bytes,
             uncertainty="varies with driver and loaded libraries",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memc.config import Engine, FsdpConfig, Method, Reference, TrainingConfig
+from memc.facts.calibration import calibration_lines
 from memc.ledger.entries import Account, Moment, Phase, Resource, ResourceLedger
 from memc.plan import Plan, TrailStep
 from memc.units import GIB, format_gib, format_seconds
@@ -27,6 +28,7 @@ def notes(plan: Plan) -> dict[str, Any]:
         "trail": [_trail_row(step) for step in plan.trail],
         "keys": key_rows(plan),
         "assumptions": list(plan.clock.assumptions),
+        "measured": calibration_lines(plan.gpu),
         "uncertainty": format_gib(plan.ledger.gpu.uncertainty_bytes),
         "multi_node": plan.config.nodes > 1,
         "nodes": plan.config.nodes,
