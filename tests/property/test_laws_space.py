@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -96,6 +97,7 @@ def test_the_bounds_hold_and_memory_never_falls_along_a_line(machine: Machine, d
             assert bound.gpu <= totals.gpu
             assert bound.host <= totals.host
             assert bound.nvme <= totals.nvme
+            assert frame.may_fit(shape, replace(machine.question.budget, gpu_bytes=totals.gpu, host_bytes=None))
             assert before.gpu <= totals.gpu
             assert before.host <= totals.host
             before = totals

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from memc.clock.collectives import Ring, pass_seconds
 from memc.clock.constants import ClockFacts
@@ -35,6 +36,10 @@ class RunLength:
     samples: int = 0
 
 
+PassTable: TypeAlias = "dict[tuple[object, ...], MicroBatch]"
+"""Micro-batches by what tells them apart."""
+
+
 class Clock:
     """Times configurations of one model on one machine.
 
@@ -42,11 +47,11 @@ class Clock:
     """
 
     def __init__(
-        self, model: ModelFacts, facts: ClockFacts, known: dict[tuple[object, ...], MicroBatch] | None = None
+        self, model: ModelFacts, facts: ClockFacts, known: dict[tuple[object, ...], PassTable] | None = None
     ) -> None:
         self.model = model
         self.facts = facts
-        self._micro_batches: dict[tuple[object, ...], MicroBatch] = {} if known is None else known
+        self._tables: dict[tuple[object, ...], PassTable] = {} if known is None else known
 
     def step_time(
         self,
@@ -110,16 +115,27 @@ class Clock:
 
     def micro_batch(self, config: TrainingConfig) -> MicroBatch:
         """Returns the micro-batch of a configuration; few of them occur among many configurations."""
+        table, key = self.pass_table(config), pass_key(config)
+        found = table.get(key)
+        if found is None:
+            found = micro_batch(self.model, compute_of(config), self.facts)
+            frozen = reference_compute(config)
+            if frozen is not None:
+                found = found.with_forward_of(micro_batch(self.model, frozen, self.facts))
+            table[key] = found
+        return found
+
+    def pass_table(self, config: TrainingConfig) -> PassTable:
+        """Returns the known micro-batches of what computes as a configuration does, by `pass_key`; `micro_batch` adds
+        to it.
+        """
         key = (
-            config.micro_batch_size,
             config.max_length,
             config.context_parallel,
             config.method,
             config.precision,
             config.engine,
             config.attention,
-            config.loss,
-            config.checkpoint_every,
             config.lora,
             config.base_precision,
             config.upcast_unquantized,
@@ -127,14 +143,12 @@ class Clock:
             config.reference,
             gathers_weights(config),
         )
-        found = self._micro_batches.get(key)
-        if found is None:
-            found = micro_batch(self.model, compute_of(config), self.facts)
-            frozen = reference_compute(config)
-            if frozen is not None:
-                found = found.with_forward_of(micro_batch(self.model, frozen, self.facts))
-            self._micro_batches[key] = found
-        return found
+        return self._tables.setdefault(key, {})
+
+
+def pass_key(config: TrainingConfig) -> tuple[object, ...]:
+    """Returns what tells micro-batches apart whose configurations compute alike."""
+    return config.micro_batch_size, config.loss, config.checkpoint_every, config.padding_mask
 
 
 def _elements(counts: ParamCounts) -> Elements:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+import yaml
 
 from memc.errors import Location, MemcError, usage_error
 from memc.facts.documents import nearest, parse_spec
@@ -114,8 +117,39 @@ def read_measured(path: Path, *, name: str = "") -> MeasuredFile:
     )
 
 
+def write_measured(document: Mapping[str, Any], path: Path, heading: str) -> None:
+    """Writes a file of figures: the old one or the new one is there, never half of one.
+
+    Raises:
+        MemcError: ``measured-file-unwritable``.
+    """
+    text = f"# {heading}\n" + yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=120)
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except OSError as error:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink(missing_ok=True)
+        raise usage_error(
+            "measured-file-unwritable",
+            f"{path} cannot be written: {error.strerror or error}",
+            where=Location(file=str(path)),
+            hint="name another file with --output",
+        ) from error
+
+
 def figure_of(values: Iterable[float]) -> MeasuredFigure:
     """Returns median, smallest, largest and number of some values, of which there is at least one."""
+    from statistics import median  # slow to load, and few plans read what was measured
+
     found = sorted(values)
     return MeasuredFigure(median=median(found), minimum=found[0], maximum=found[-1], count=len(found))
 

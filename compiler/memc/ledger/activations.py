@@ -334,8 +334,9 @@ def _embedding_output(bill: Bill, pile: Pile, model: ModelFacts, config: Trainin
     leaf = not mode.trains and bool(config.checkpoint_every)
     replaced = not lowest.keeps_input or (model.embedding_dropout and lowest.checkpointed)
     texts = sum(stack.sees in (Sees.TEXT, Sees.SOURCE) for stack in model.stacks) if leaf else 1
-    size = texts * mode.types.stream * model.hidden_size * config.micro_batch_tokens
-    text = f"{texts} x {mode.types.stream} B x hidden {model.hidden_size} x {config.micro_batch_tokens} tokens"
+    tokens = _tokens(model, config)
+    size = texts * mode.types.stream * model.hidden_size * tokens
+    text = f"{texts} x {mode.types.stream} B x hidden {model.hidden_size} x {tokens} tokens"
     moments = [Moment.FORWARD] if replaced and (leaf or pile.highest_forward()) else []
     if replaced and leaf:
         moments += [Moment.LOSS, Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING]
@@ -494,11 +495,16 @@ def _backward(bill: Bill, pile: Pile) -> None:
         )
 
 
+def _tokens(model: ModelFacts, config: TrainingConfig) -> int:
+    """Returns the tokens of a micro batch; 0 for a model that sees nothing but images."""
+    return 0 if model.sees is Sees.IMAGE else config.micro_batch_tokens
+
+
 def _embedding(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
     """Books the gradient of the stream when it reaches the embedding, and the kernel that sums it up by token."""
     if not (mode.trains or mode.embedding_trains):
         return
-    tokens, hidden, stream = config.micro_batch_tokens, model.hidden_size, mode.types.stream
+    tokens, hidden, stream = _tokens(model, config), model.hidden_size, mode.types.stream
     moment = Moment.BACKWARD_EMBEDDING
     bill.add(
         "residual-stream-gradient",
@@ -531,7 +537,7 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         Moment.BACKWARD_LAST_LAYER,
     )
     rotary = 2 * stream * attention.head_dim * length if attention.rotary else 0
-    columns = 3 if config.padding_mask else 2
+    columns, tokens = 3 if config.padding_mask else 2, _tokens(model, config)
     _shared(bill, pile)
     for moment in whole_step:
         bill.add(
@@ -556,9 +562,9 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
         bill.add(
             "batch",
             Account.ACTIVATIONS,
-            columns * _BATCH_BYTES * config.micro_batch_tokens,
+            columns * _BATCH_BYTES * tokens,
             moment,
-            lambda: f"{columns} x {_BATCH_BYTES} B x {config.micro_batch_tokens} tokens: ids, labels, padding mask",
+            lambda: f"{columns} x {_BATCH_BYTES} B x {tokens} tokens: ids, labels, padding mask",
             "transformers data collator",
         )
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from memc.config import TrainingConfig
 from memc.facts.records import Block, ModelFacts
-from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation
-from memc.ledger.peaks import Shapes
+from memc.ledger.blockrun import LayerMode, LayerRun, Situation, layer_run, situation, sum_of
+from memc.ledger.peaks import Shapes, Sum
 from memc.ledger.places import Place, places
 from memc.ledger.shared import BIASES, MADE_BEFORE
 
@@ -21,6 +21,7 @@ class Stretch:
 
     Attributes:
         run: What each does to memory.
+        kept: Bytes that wait for backward in each that is not checkpointed, by unit of shape.
         checkpointed: Whether each keeps its input only.
         after_freed: Whether the layer below is checkpointed.
         gives: Elements of its output that other stacks read, per position.
@@ -28,10 +29,23 @@ class Stretch:
     """
 
     run: LayerRun
+    kept: Sum
     checkpointed: bool
     after_freed: bool
     gives: int
     unit: str
+
+    def waits(self, shapes: Shapes, *, offloaded: bool) -> int:
+        """Returns what each leaves for backward, in bytes, weight copies left out.
+
+        Args:
+            shapes: Shape variables of a micro batch.
+            offloaded: Whether inputs of checkpointed layers go to the host.
+        """
+        waits = self.kept.bytes(shapes)
+        if self.checkpointed:
+            waits = 0 if offloaded else self.run.input.bytes(shapes)
+        return waits + (self.gives * self.run.output_item * shapes.of(self.unit) if self.gives else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ def _course(model: ModelFacts, config: TrainingConfig, mode: LayerMode, shapes: 
                 around = replace(around, source_needs_grad=features[0], source_item=features[1])
             run = layer_run(place.block, mode, around)
             number = len(stretches)
-            stretches.append(Stretch(run, checkpointed, after_freed, place.gives, place.unit))
+            stretches.append(Stretch(run, sum_of(list(run.kept)), checkpointed, after_freed, place.gives, place.unit))
             if not place.images:  # what it reads depends on the layer before it
                 known[key] = number
         run = stretches[number].run

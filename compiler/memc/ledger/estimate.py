@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memc.config import TrainingConfig
 from memc.facts.records import ModelFacts
-from memc.ledger.activations import activation_bill
+from memc.ledger.activations import activation_bill, waiting_bytes
 from memc.ledger.bill import Bill
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.context import context_entries
@@ -68,6 +68,7 @@ class PartKind:
         frame: Returns the settings outside the shape that it depends on.
         shape: Returns the settings of the shape that it depends on; None when it depends on none.
         tokens: Whether it holds something for every token of a pass: the parts that take longest to build.
+        least: Returns a lower bound of its bytes on the card at the loss, much sooner than it is built; None without.
         build: Returns its entries, or the bill that they are made from when they are asked for.
     """
 
@@ -75,6 +76,7 @@ class PartKind:
     frame: Callable[[TrainingConfig], Hashable]
     shape: Callable[[TrainingConfig], Hashable] | None
     tokens: bool = False
+    least: Callable[[ModelFacts, TrainingConfig], int] | None = None
     build: Callable[[ModelFacts, TrainingConfig, ParamCounts, LedgerFacts], list[Entry] | Bill]
 
 
@@ -139,6 +141,7 @@ PARTS: tuple[PartKind, ...] = (
             c.gradient_accumulation_steps > 1,
         ),
         tokens=True,
+        least=waiting_bytes,
         build=lambda model, config, _counts, facts: activation_bill(model, config, facts),
     ),
     PartKind(
@@ -197,6 +200,7 @@ class Estimator:
         self.model = model
         self.facts = facts
         self._tables: dict[Hashable, dict[Hashable, Part]] = {}
+        self._least: dict[Hashable, dict[Hashable, int]] = {}
         self._counts: dict[Hashable, ParamCounts] = {}
 
     def counts(self, config: TrainingConfig) -> ParamCounts:
@@ -217,6 +221,13 @@ class Estimator:
         if key not in self._tables:
             self._tables[key] = {}
         return self._tables[key]
+
+    def least_table(self, kind: PartKind, frame_key: Hashable) -> dict[Hashable, int]:
+        """Returns the lower bounds of one kind that are known for a frame; arguments are those of `table`."""
+        key = kind.name, frame_key
+        if key not in self._least:
+            self._least[key] = {}
+        return self._least[key]
 
     def build(self, kind: PartKind, config: TrainingConfig) -> Part:
         """Returns one part of a configuration's bill, made anew."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from memc.clock.estimate import pass_key
 from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, Technique
 from memc.ledger.estimate import Estimator
@@ -123,4 +124,6 @@ class _Shapes:
             rung=max((self._places[technique.name] for technique in used), default=1),
             accumulates=changed.gradient_accumulation_steps > 1,
             keys=tuple(kind.shape(changed) for kind in SHAPED if kind.shape is not None),
+            pass_key=pass_key(changed),
+            passes=changed.gradient_accumulation_steps,
         )

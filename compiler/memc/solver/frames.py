@@ -17,7 +17,9 @@ _WHOLE = tuple(kind for kind in PARTS if kind.shape is None)
 _STEADY = tuple(kind for kind in PARTS if kind.shape is not None and not kind.tokens)
 _TOKENS = tuple(kind for kind in PARTS if kind.shape is not None and kind.tokens)
 SHAPED = (*_STEADY, *_TOKENS)
+_BOUNDED = [(at, kind, kind.least) for at, kind in enumerate(SHAPED) if kind.least is not None]
 _RESUME = MOMENTS.index(Moment.RESUME)
+_LOSS = MOMENTS.index(Moment.LOSS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Shape:
         rung: The highest among them; 1 without any.
         accumulates: Whether several micro-batches make a step.
         keys: For each part that depends on the shape, the settings it depends on.
+        pass_key: What tells its micro-batch apart from others of a frame.
+        passes: Micro-batches of a step.
     """
 
     changes: dict[str, Any]
@@ -61,6 +65,8 @@ class Shape:
     rung: int
     accumulates: bool
     keys: tuple[Hashable, ...]
+    pass_key: tuple[object, ...]
+    passes: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +115,7 @@ class Frame:
         "_bounds",
         "_configs",
         "_estimator",
+        "_least",
         "_tables",
         "_totals",
         "_whole",
@@ -134,8 +141,9 @@ class Frame:
         self.lines = lines
         self._estimator = estimator
         self._whole: tuple[Part, ...] | None = None
-        self._bounds: dict[Hashable, Totals] = {}
+        self._bounds: dict[Hashable, tuple[Totals, int]] = {}
         self._tables: tuple[dict[Hashable, Part], ...] = ()
+        self._least: list[dict[Hashable, int]] = []
         self._totals: dict[int, Totals] = {}
         self._configs: dict[int, TrainingConfig] = {}
 
@@ -146,12 +154,34 @@ class Frame:
 
     def bound(self, shape: Shape) -> Totals:
         """Returns what it needs at least with a shape, the tokens of a pass left out: a lower bound of `totals`."""
+        return self._bound(shape)[0]
+
+    def may_fit(self, shape: Shape, budget: Budget) -> bool:
+        """Whether no lower bound of what it needs with a shape is above a budget; most that do not fit are told here.
+
+        Beside `bound` it is what the card holds at the loss, with what layers leave for backward.
+        """
+        totals, at_loss = self._bound(shape)
+        return totals.within(budget) and at_loss + self._waiting(shape) <= budget.gpu_bytes
+
+    def _bound(self, shape: Shape) -> tuple[Totals, int]:
+        """Returns what it needs at least with a shape, and what of that is on the card at the loss."""
         key = shape.keys[: len(_STEADY)]
         found = self._bounds.get(key)
         if found is None:
-            whole = self._frame_parts()
-            found = self._bounds[key] = _summed((*whole, *self._shape_parts(shape, len(_STEADY))))
+            parts = (*self._frame_parts(), *self._shape_parts(shape, len(_STEADY)))
+            at_loss = sum([part.gpu[_LOSS] + part.gpu_outside for part in parts])
+            found = self._bounds[key] = _summed(parts), at_loss
         return found
+
+    def _waiting(self, shape: Shape) -> int:
+        waiting = 0
+        for (at, _, least), table in zip(_BOUNDED, self._least, strict=True):
+            key = shape.keys[at]
+            if key not in table:
+                table[key] = least(self._estimator.model, self.with_shape(shape))
+            waiting += table[key]
+        return waiting
 
     def totals(self, shape: Shape) -> Totals:
         """Returns what it needs with one of its shapes."""
@@ -190,6 +220,7 @@ class Frame:
             config, estimator = self.config, self._estimator
             self._whole = tuple(estimator.part(kind, config) for kind in _WHOLE)
             self._tables = tuple(estimator.table(kind, kind.frame(config)) for kind in SHAPED)
+            self._least = [estimator.least_table(kind, kind.frame(config)) for _, kind, _ in _BOUNDED]
         return self._whole
 
     def _shape_parts(self, shape: Shape, count: int = len(SHAPED)) -> list[Part]:

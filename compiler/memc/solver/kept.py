@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from memc.clock.microbatch import MicroBatch
+from memc.clock.estimate import PassTable
 from memc.ledger.estimate import Estimator
 from memc.solver.enumeration import frames_of
 from memc.solver.frames import Frame
@@ -23,7 +23,7 @@ class Kept:
 
     def __init__(self) -> None:
         self._frames: dict[Hashable, tuple[Estimator, list[Frame]]] = {}
-        self._micro_batches: dict[Hashable, dict[tuple[object, ...], MicroBatch]] = {}
+        self._micro_batches: dict[Hashable, dict[tuple[object, ...], PassTable]] = {}
 
     def frames(self, question: Question, estimator: Estimator, places: dict[str, int]) -> list[Frame]:
         """Returns every frame of a question.
@@ -50,7 +50,7 @@ class Kept:
             found = self._frames[key] = estimator, frames_of(question, estimator, places)
         return found[1]
 
-    def micro_batches(self, question: Question) -> dict[tuple[object, ...], MicroBatch]:
-        """Returns the table of micro-batches of a question's model on its card; more may be added."""
+    def micro_batches(self, question: Question) -> dict[tuple[object, ...], PassTable]:
+        """Returns the tables of micro-batches of a question's model on its card; more may be added."""
         key = (question.model.key, question.model.source, question.gpu.key, question.asked.precision)
         return self._micro_batches.setdefault(key, {})

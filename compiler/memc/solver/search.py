@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 
-from memc.clock.estimate import Clock, RunLength
+from memc.clock.estimate import Clock, PassTable, RunLength
 from memc.clock.steptime import StepTime
 from memc.config import TrainingConfig
 from memc.ladder import LADDER, Dimension, with_micro_batch
 from memc.ledger.estimate import Estimator
-from memc.solver.frames import Candidate
+from memc.solver.frames import Candidate, Frame, Shape
 from memc.solver.kept import Kept
 from memc.solver.resolve import Question
 from memc.solver.space import Space
+
+_ROUNDING = 1 - 1e-9  # a sum of the same seconds in another order may be the least bit smaller
 
 
 class Machine:
@@ -24,6 +26,7 @@ class Machine:
         self.estimator = estimator
         self.clock = clock
         self._times: dict[int, tuple[TrainingConfig, StepTime]] = {}
+        self._passes: dict[int, tuple[Frame, PassTable, int]] = {}
         self._space: Space | None = None
         self.rungs, self.order_note = ladder_order(question, estimator, clock)
 
@@ -47,6 +50,19 @@ class Machine:
             )
             known = self._times[id(config)] = config, time  # the record stays alive, so that its id stays its own
         return known[1]
+
+    def least_seconds(self, frame: Frame, shape: Shape) -> float:
+        """Returns a lower bound of the seconds per sample of a configuration: its passes, without what it waits for."""
+        known = self._passes.get(id(frame))
+        if known is None:
+            config = frame.config
+            known = self._passes[id(frame)] = frame, self.clock.pass_table(config), config.data_parallel_ranks
+        _, table, ranks = known
+        work = table.get(shape.pass_key)
+        if work is None:
+            work = self.clock.micro_batch(frame.with_shape(shape))
+        samples: int = shape.changes["micro_batch_size"] * shape.passes * ranks
+        return shape.passes * work.seconds / samples * _ROUNDING
 
     def run_length(self, config: TrainingConfig) -> RunLength | None:
         """Returns the steps and saves of the run; None when the amount of data is unknown.

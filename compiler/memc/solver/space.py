@@ -130,14 +130,18 @@ class Space:
 
     def _fit(self, frame: Frame, line: Line) -> int:
         budget, shapes = self.question.budget, line.shapes
-        if not frame.bound(shapes[0]).within(budget) or not frame.totals(shapes[0]).within(budget):
+
+        def fits(shape: Shape) -> bool:
+            return frame.may_fit(shape, budget) and frame.totals(shape).within(budget)
+
+        if not fits(shapes[0]):
             return 0
-        if frame.totals(shapes[-1]).within(budget):
+        if fits(shapes[-1]):
             return len(shapes)
         low, high = 1, len(shapes) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            if frame.totals(shapes[middle - 1]).within(budget):
+            if fits(shapes[middle - 1]):
                 low = middle
             else:
                 high = middle - 1

@@ -13,8 +13,6 @@ from memc.plan import Budget
 from memc.solver.frames import Candidate, Frame, Line, Shape
 from memc.solver.search import Machine
 
-_ROUNDING = 1 - 1e-9  # a sum of the same seconds in another order may be the least bit smaller
-
 
 @dataclass(frozen=True, slots=True)
 class Timed:
@@ -55,8 +53,10 @@ class _Open:
 
     def fits(self, shape: Shape, budget: Budget) -> bool:
         """Whether a shape fits."""
-        fits = self.may_fit(shape) and self.frame.totals(shape).within(budget)
-        if not fits and self.may_fit(shape):
+        if not self.may_fit(shape):
+            return False
+        fits = self.frame.may_fit(shape, budget) and self.frame.totals(shape).within(budget)
+        if not fits:
             self.too_large = shape.changes["micro_batch_size"]
         return fits
 
@@ -77,7 +77,7 @@ def fitting_by_time(machine: Machine, pairs: Iterable[tuple[Frame, Line]], *, in
     queue: list[tuple[float, int, _Open, Line | Shape | Timed]] = []
     for frame, line in pairs:
         if frame.bound(line.shapes[0]).within(budget):
-            least = min([_least_seconds(machine, frame, shape) for shape in line.shapes])
+            least = min([machine.least_seconds(frame, shape) for shape in line.shapes])
             queue.append((least, next(order), _Open(frame), line))
     heapify(queue)
     while queue:
@@ -88,14 +88,8 @@ def fitting_by_time(machine: Machine, pairs: Iterable[tuple[Frame, Line]], *, in
         elif isinstance(item, Line):
             if at.fits(item.shapes[0], budget):
                 for shape in item.shapes:
-                    heappush(queue, (_least_seconds(machine, at.frame, shape), next(order), at, shape))
+                    heappush(queue, (machine.least_seconds(at.frame, shape), next(order), at, shape))
         elif at.may_fit(item):
             timed = Timed(at.frame, item, machine.time(at.frame.with_shape(item)))
             if not in_time or machine.in_time(timed.time):
                 heappush(queue, (timed.seconds_per_sample, number, at, timed))
-
-
-def _least_seconds(machine: Machine, frame: Frame, shape: Shape) -> float:
-    """Returns a lower bound of the seconds per sample of a configuration."""
-    config = frame.with_shape(shape)
-    return machine.clock.least_seconds(config) / config.global_batch_size * _ROUNDING
