@@ -197,7 +197,7 @@ def explain(spec: Path, as_json: bool, resolved: bool, html: Path | None) -> Non
 def gpus(name: str | None, as_json: bool) -> None:
     """List the GPUs of the catalogue, or show one.
 
-    A card whose capacity is unknown, or that is not timed for lack of a rate, cannot be planned for.
+    A card whose capacity is unknown cannot be planned for; one that is not timed is planned, and its time is unknown.
     """
     from memc.facts import gpu_rows, load_gpu
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from memc.advise import Costs, Desk, Quantity, solution_lines, solve_for, survey, survey_lines
 from memc.clock import clock_facts
 from memc.clock.rates import rates_of
 from memc.config import Precision
@@ -117,3 +118,34 @@ def test_money_without_a_price_is_refused_until_somebody_gives_one() -> None:
     plan = solve(loaded, load_model(loaded.spec.model, base_dir=Path()), free, 5000)
     assert isinstance(plan, Plan)
     assert plan.clock.total_usd is not None
+
+
+def test_inverse_questions_are_answered_without_a_time(gpu: GpuFacts) -> None:
+    loaded = _loaded()
+    desk = Desk(loaded, load_model(loaded.spec.model, base_dir=Path()), gpu, 5000)
+    for quantity in (Quantity.MAX_LENGTH, Quantity.MICRO_BATCH_SIZE):
+        solution = solve_for(desk, quantity)
+        assert solution.answer is not None
+        assert solution.answer.plan is not None
+        assert (solution.answer.plan.step_seconds, solution.answer.plan.total_seconds) == (None, None)
+        text = "\n".join(solution_lines(solution))
+        assert "time unknown" in text
+        assert re.search(r"\d (ms|s|min|h)\b", text) is None
+
+
+def test_the_survey_has_a_row_for_a_card_without_a_time_behind_those_with_one(gpu: GpuFacts) -> None:
+    loaded = _loaded()
+    found = survey(Desk(loaded, load_model(loaded.spec.model, base_dir=Path()), gpu, 5000), [], Costs())
+    own = next(row for row in found.rows if row.card == gpu.key)
+    assert own.plan is not None
+    assert own.plan.step_seconds is None
+    assert own.break_even is None
+    priced = [row for row in found.rows if row.plan is not None and row.usd_per_gpu_hour is not None]
+    assert priced.index(own) > max(
+        at for at, row in enumerate(priced) if row.plan is not None and row.plan.total_usd is not None
+    )
+    assert all(item.slowdown is None and item.step_seconds is None for item in found.optimise)
+    assert any(item.required_bytes for item in found.optimise)
+    text = "\n".join(survey_lines(found))
+    assert f"OWN: 1 x {gpu.key}: time unknown" in text
+    assert not [line for line in text.splitlines() if line.startswith("FASTEST") and gpu.key in line]

@@ -52,9 +52,9 @@ class Summary:
         required_bytes: What each GPU must have.
         budget_bytes: What of each GPU may be used.
         host_bytes: What the memory of one node must hold.
-        step_seconds: One optimizer step.
-        total_seconds: The run; None when the amount of data is unknown.
-        total_usd: The run; None when the amount of data or the price is unknown.
+        step_seconds: One optimizer step; None when the card's speed is unknown.
+        total_seconds: The run; None when that or the amount of data is unknown.
+        total_usd: The run; None when its length or the price is unknown.
     """
 
     config: TrainingConfig
@@ -63,7 +63,7 @@ class Summary:
     required_bytes: int
     budget_bytes: int
     host_bytes: int
-    step_seconds: float
+    step_seconds: float | None
     total_seconds: float | None
     total_usd: float | None
 
@@ -92,7 +92,7 @@ class Attempt:
             required_bytes=candidate.price.gpu_required_bytes,
             budget_bytes=self.machine.question.budget.gpu_bytes,
             host_bytes=candidate.needs.host,
-            step_seconds=time.step_seconds,
+            step_seconds=time.known_step_seconds,
             total_seconds=time.total_seconds,
             total_usd=time.total_usd,
         )

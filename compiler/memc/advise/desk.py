@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memc.advise.attempt import Attempt, Shortfall, Stopper
-from memc.errors import Diagnostic, MemcError, usage_error
+from memc.errors import Diagnostic, MemcError
 from memc.facts import GpuFacts, ModelFacts
 from memc.facts.calibration import planned
 from memc.ledger import Estimator, ledger_facts
@@ -43,7 +43,7 @@ class Desk:
             gpu: Facts of its card; those of the spec when not given.
 
         Raises:
-            MemcError: When the variation contradicts itself or the facts, or a fact is unknown.
+            MemcError: When the variation contradicts itself or the facts, or a fact that memory needs is unknown.
         """
         found = contradictions(spec)
         if found:
@@ -56,13 +56,6 @@ class Desk:
         facts = ledger_facts(gpu)
         question = resolve(loaded, model, gpu, facts, self.samples)
         machine = machine_of(question, self._estimator(model, facts), self._kept)
-        if machine.clock.facts.unknown:
-            raise usage_error(
-                "fact-unknown",
-                f"the catalogue has no {' and no '.join(machine.clock.facts.unknown)} of {gpu.key}, so its time cannot "
-                "be estimated",
-                hint="memc explain plans the memory of such a card",
-            )
         return Attempt(machine=machine, best=choose(machine))
 
     def attempt_or_why_not(

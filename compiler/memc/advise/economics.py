@@ -212,7 +212,7 @@ def _debugging_is_dearer(own: Summary | None, costs: Costs, offers: Sequence[Off
 
 
 def run_length(plan: Summary) -> str:
-    """Returns how long the run takes, for display; the step where the amount of data is unknown."""
-    if plan.total_seconds is None:
-        return f"{format_seconds(plan.step_seconds)} per step"
-    return format_seconds(plan.total_seconds)
+    """Returns how long the run takes, for display; that of a step where the amount of data is unknown."""
+    if plan.total_seconds is not None:
+        return format_seconds(plan.total_seconds)
+    return "time unknown" if plan.step_seconds is None else f"{format_seconds(plan.step_seconds)} per step"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -59,8 +60,8 @@ class Saving:
         technique: The best set of techniques up to it.
         required_bytes: What each GPU must have then.
         saved_bytes: How much less that is than as asked.
-        step_seconds: One optimizer step.
-        slowdown: That over the step as asked.
+        step_seconds: One optimizer step; None when the card's speed is unknown.
+        slowdown: That over the step as asked; None when the card's speed is unknown.
         verdict: What the solver made of it.
     """
 
@@ -68,8 +69,8 @@ class Saving:
     technique: str
     required_bytes: int
     saved_bytes: int
-    step_seconds: float
-    slowdown: float
+    step_seconds: float | None
+    slowdown: float | None
     verdict: str
 
 
@@ -208,11 +209,12 @@ def _with_break_even(row: Row, gain: BreakEven | None) -> Row:
 
 
 def _order(row: Row) -> tuple[bool, bool, float, float, str, int]:
-    """Returns the place of a row: what fits first, known money before unknown, by money, time, name and count."""
+    """Returns the place of a row: what fits first, what is known before what is not, by money, time, name, count."""
     if row.plan is None:
         return True, False, 0.0, 0.0, row.card, row.count
     money, seconds = row.plan.total_usd, row.plan.total_seconds
-    return False, money is None, money or 0.0, seconds or row.plan.step_seconds, row.card, row.count
+    step = math.inf if row.plan.step_seconds is None else row.plan.step_seconds
+    return False, money is None, money or 0.0, step if seconds is None else seconds, row.card, row.count
 
 
 def _optimise(attempt: Attempt) -> tuple[Saving, ...]:
@@ -220,21 +222,22 @@ def _optimise(attempt: Attempt) -> tuple[Saving, ...]:
     machine = attempt.machine
     asked = machine.question.asked
     peak = machine.estimator.price(asked).gpu_required_bytes
-    seconds = machine.time(asked).step_seconds
+    seconds = machine.time(asked).known_step_seconds
     chosen = attempt.best.candidate if attempt.best is not None else None
     steps = trail(machine, chosen)
     return tuple(saving for step in steps if (saving := _saving(step, peak, seconds)) is not None)
 
 
-def _saving(step: TrailStep, asked_bytes: int, asked_seconds: float) -> Saving | None:
-    if step.peak_bytes is None or step.step_seconds is None:
+def _saving(step: TrailStep, asked_bytes: int, asked_seconds: float | None) -> Saving | None:
+    if step.peak_bytes is None:
         return None
+    slowdown = None if step.step_seconds is None or asked_seconds is None else step.step_seconds / asked_seconds
     return Saving(
         rung=step.rung,
         technique=step.technique,
         required_bytes=step.peak_bytes,
         saved_bytes=asked_bytes - step.peak_bytes,
         step_seconds=step.step_seconds,
-        slowdown=step.step_seconds / asked_seconds,
+        slowdown=slowdown,
         verdict=step.verdict.value,
     )

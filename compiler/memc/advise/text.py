@@ -47,8 +47,15 @@ def plan_line(plan: Summary) -> str:
     """Returns a plan on one line."""
     return (
         f"PLAN: {format_gib(plan.required_bytes)} of {format_gib(plan.budget_bytes)}, rung {plan.rung}, "
-        f"{format_seconds(plan.step_seconds)} per step, {_run(plan)}: {describe(plan.config)}"
+        f"{_step(plan)}{_run(plan)}: {describe(plan.config)}"
     )
+
+
+def _step(plan: Summary) -> str:
+    """Returns the time of a step before that of the run; nothing where either is unknown."""
+    if plan.step_seconds is None or plan.total_seconds is None:
+        return ""
+    return f"{format_seconds(plan.step_seconds)} per step, "
 
 
 def survey_lines(survey: Survey) -> list[str]:
@@ -94,9 +101,13 @@ def _best_lines(survey: Survey, fitting: Sequence[Row]) -> list[str]:
     priced = [row for row in fitting if row.plan is not None and row.plan.total_usd is not None]
     if priced:
         lines.append(f"CHEAPEST: {_named(priced[0])}")
-    timed = [(row.plan.total_seconds or row.plan.step_seconds, row) for row in fitting if row.plan is not None]
+    timed = [
+        (seconds, row.card, row)
+        for row in fitting
+        if row.plan is not None and (seconds := row.plan.total_seconds or row.plan.step_seconds) is not None
+    ]
     if timed:
-        lines.append(f"FASTEST: {_named(min(timed, key=lambda item: (item[0], item[1].card))[1])}")
+        lines.append(f"FASTEST: {_named(min(timed, key=lambda item: item[:2])[2])}")
     if own is None:
         why = survey.shortfall.sentence if survey.shortfall is not None else ""
         lines.append(f"OWN: {survey.count} x {survey.card} does not fit: {why}")
@@ -120,7 +131,7 @@ def _row(row: Row) -> tuple[str, ...]:
         str(plan.rung),
         f"{plan.required_bytes / GIB:.2f}",
         f"{plan.budget_bytes / GIB:.2f}",
-        f"{plan.step_seconds:.2f}",
+        "unknown" if plan.step_seconds is None else f"{plan.step_seconds:.2f}",
         run_length(plan) if plan.total_seconds is not None else "-",
         _cost(plan),
         ", ".join(plan.techniques) or "as asked",
@@ -141,7 +152,8 @@ def _two_columns(survey: Survey, fitting: Sequence[Row]) -> list[str]:
 
 def _saving(item: Saving) -> tuple[str, ...]:
     mark = "-> " if item.verdict == "chosen" else ""
-    return f"{mark}{item.rung} {item.technique}", format_gib(item.saved_bytes), f"x{item.slowdown:.2f}", item.verdict
+    slower = "unknown" if item.slowdown is None else f"x{item.slowdown:.2f}"
+    return f"{mark}{item.rung} {item.technique}", format_gib(item.saved_bytes), slower, item.verdict
 
 
 def _upgrade(row: Row) -> tuple[str, ...]:
