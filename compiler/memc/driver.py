@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +26,7 @@ from memc.spec import LoadedSpec, load_spec
 
 if TYPE_CHECKING:
     from memc.certify import TraceProcess
+    from memc.certify.room import Room
     from memc.ledger.traced import TracedStep
 
 LOCK_NAME = "memc.lock"
@@ -52,12 +53,14 @@ class Answer:
         result: A plan, or a refusal.
         traces: Traces that decided the plan, its own first; kept in the lock.
         notes: Why the plan is estimated only, where a trace was asked for.
+        room: What is kept free for a measurement, and in the lock; None when nothing is.
     """
 
     loaded: LoadedSpec
     result: Plan | Infeasible
     traces: tuple[TracedStep, ...] = ()
     notes: tuple[str, ...] = ()
+    room: Room | None = None
 
     def measured_notes(self, folder: Path) -> list[str]:
         """Returns what to say of figures of the user's own: that they were used, or that the folder's lock had others.
@@ -124,8 +127,11 @@ def answer_of(
     folder: Path | None = None,
     process: TraceProcess | None = None,
     certify_seconds: float = 0,
+    room: Room | None = None,
 ) -> Answer:
     """Returns the plan of a spec that was read, or the refusal; arguments are those of `answer`.
+
+    With `room`, so much is kept free of each GPU's budget; with None, what the folder's lock keeps.
 
     Raises:
         MemcError: When the spec names unknown things, or contradicts the facts.
@@ -141,21 +147,28 @@ def answer_of(
                 raise
             raise MemcError(tuple(_placed(loaded, "hardware.gpu", error)), error.exit_code) from error
 
+    room = room or (None if folder is None else _kept_room(folder, loaded))
+    solver: Callable[[int], Plan | Infeasible] = solved
+    if room is not None:
+        from memc.certify.room import with_room
+
+        solver = with_room(solved, room)
+
     def settled_reserve(result: Plan | Infeasible) -> Plan | Infeasible:
         if gpu.calibration is None:
             return result
         from memc.certify.reserve import with_measured_reserve
 
-        return with_measured_reserve(solved, result)
+        return with_measured_reserve(solver, result)
 
     known = _kept_traces(folder) if folder is not None else []
     if not known and process is None:
-        return Answer(loaded=loaded, result=settled_reserve(solved(0)))
+        return Answer(loaded=loaded, result=settled_reserve(solver(0)), room=room)
     from memc.certify import certified_answer  # what most commands do without
 
-    settled = certified_answer(solved, loaded.spec.model, _base(loaded.path), known, process, certify_seconds)
+    settled = certified_answer(solver, loaded.spec.model, _base(loaded.path), known, process, certify_seconds)
     result = settled_reserve(settled.result)
-    return Answer(loaded=loaded, result=result, traces=settled.traces, notes=settled.notes)
+    return Answer(loaded=loaded, result=result, traces=settled.traces, notes=settled.notes, room=room)
 
 
 def facts_of(loaded: LoadedSpec) -> tuple[GpuFacts, ModelFacts]:
@@ -297,6 +310,8 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
     lock["measurements"] = _kept_measurements(folder, lock)
     if solved.traces:
         lock["traces"] = [record_document(step) for step in solved.traces]
+    if solved.room is not None:
+        lock["kept_free"] = solved.room.document()
     left_over = _left_over(folder, files)
     if left_over:
         lock["left_over"] = left_over
@@ -525,6 +540,16 @@ def _kept_traces(folder: Path) -> list[Any]:
     """Returns the traces that the lock of a folder holds, as they are written there."""
     kept = (_read_lock(folder) or {}).get("traces", [])
     return kept if isinstance(kept, list) else []
+
+
+def _kept_room(folder: Path, loaded: LoadedSpec) -> Room | None:
+    """Returns what the lock of a folder keeps free for a measurement of this spec; None when nothing."""
+    kept = (_read_lock(folder) or {}).get("kept_free")
+    if kept is None:
+        return None
+    from memc.certify.room import room_of
+
+    return room_of(kept, loaded.spec.digest())
 
 
 def _read_lock(folder: Path) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -10,12 +11,21 @@ from pathlib import Path
 
 import pytest
 from memc.errors import ExitCode, MemcError
-from memc.verify import Verification, text_lines, verify
+from memc.verify import Settings, Verification, text_lines, verify
 from verify_folder import GIB, RUN, cpu_report, entry, rank_report, read_lock_document, write_folder, write_lock
 
 
 def run(folder: Path, device: str = "cuda", **options: object) -> Verification:
-    return verify(folder, device=device, on_line=lambda line: None, **options)  # type: ignore[arg-type]
+    settings = Settings(**({"device": device, "resume": False} | options))  # type: ignore[arg-type]
+    return verify(folder, settings=settings, on_line=lambda line: None)
+
+
+def rewrite(folder: Path, file: Path, text: str) -> None:
+    """Changes a file as memc would: its digest in the lock too."""
+    file.write_text(text, encoding="utf-8")
+    document = read_lock_document(folder)
+    document["files"][file.relative_to(folder).as_posix()] = hashlib.sha256(text.encode()).hexdigest()
+    write_lock(folder, document)
 
 
 def only_code(outcome: Verification) -> str:
@@ -115,10 +125,13 @@ def test_a_second_measurement_is_added_and_the_rest_of_the_lock_stays(tmp_path: 
     folder = write_folder(tmp_path / "out", rank_report())
     before = read_lock_document(folder)
     run(folder)
+    report = folder / "reports" / "rank0.json"
+    shorter = rank_report(step_seconds=[5.0, 2.0])
+    rewrite(folder, report, json.dumps(shorter))
     run(folder, steps=2)
     after = read_lock_document(folder)
     assert [kept["steps"] for kept in after["measurements"]] == [4, 2]
-    assert after | {"measurements": []} == before
+    assert after | {"measurements": [], "files": 0} == before | {"files": 0}
     text = (folder / "memc.lock").read_text(encoding="utf-8")
     write_lock(folder, after)
     assert (folder / "memc.lock").read_text(encoding="utf-8") == text
@@ -130,10 +143,13 @@ def test_the_launcher_runs_from_the_current_folder_with_the_arguments(
     folder = write_folder(tmp_path / "out", cpu_report())
     monkeypatch.chdir(tmp_path)
     lines: list[str] = []
-    verify(Path("out"), device="cpu", steps=3, random_weights=True, on_line=lines.append)
+    settings = Settings(device="cpu", steps=3, random_weights=True, resume=False)
+    verify(Path("out"), settings=settings, on_line=lines.append)
     assert lines == [
         "argument --max-steps",
         "argument 3",
+        "argument --settle",
+        "argument 12",
         "argument --device",
         "argument cpu",
         "argument --random-weights",
@@ -336,7 +352,7 @@ def test_a_lock_cannot_point_outside_its_folder(tmp_path: Path, name: str) -> No
 
 def test_many_nodes_and_bad_arguments_are_refused(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "out", rank_report(), settings={"nodes": 2})
-    assert refused(folder).diagnostics[0].code == "verify-many-nodes"
+    assert refused(folder).diagnostics[0].code == "verify-which-node"
     assert refused(folder, steps=0).diagnostics[0].code == "verify-steps"
     assert refused(folder, timeout_seconds=0).diagnostics[0].code == "verify-timeout"
     assert refused(folder, device="tpu").diagnostics[0].code == "verify-device"
@@ -351,9 +367,9 @@ VERIFY_AUTO = """
 import sys
 from pathlib import Path
 from memc.errors import MemcError
-from memc.verify import verify
+from memc.verify import Settings, verify
 try:
-    outcome = verify(Path(sys.argv[1]), device="auto", on_line=print)
+    outcome = verify(Path(sys.argv[1]), settings=Settings(resume=False), on_line=print)
 except MemcError as error:
     print(error)
     sys.exit(error.exit_code)
@@ -407,11 +423,11 @@ def test_the_text_says_verdict_interval_step_and_peaks(tmp_path: Path) -> None:
         "step: 2.10 s, as the clock said: 2.00 s (+5%)",
         "",
         "rank 0: 15.50 GiB reserved + 0.50 GiB outside = 16.00 GiB, headroom 4.00 GiB",
-        "  load        allocated  13.00 GiB  reserved  13.00 GiB  ledger  13.00 GiB  difference    +0.0 MiB",
-        "  first_step  allocated  15.00 GiB  reserved  15.50 GiB  ledger  15.00 GiB  difference    +0.0 MiB",
-        "  steady      allocated  15.00 GiB  reserved  15.50 GiB  ledger  15.00 GiB  difference    +0.0 MiB",
-        "  evaluate    allocated  13.00 GiB  reserved  15.50 GiB  ledger  14.00 GiB  difference   −1.00 GiB",
-        "  save        allocated  13.00 GiB  reserved  15.50 GiB  ledger  13.00 GiB  difference    +0.0 MiB",
+        "  load          allocated  13.00 GiB  reserved  13.00 GiB  ledger  13.00 GiB  difference    +0.0 MiB",
+        "  first_step    allocated  15.00 GiB  reserved  15.50 GiB  ledger  15.00 GiB  difference    +0.0 MiB",
+        "  steady        allocated  15.00 GiB  reserved  15.50 GiB  ledger  15.00 GiB  difference    +0.0 MiB",
+        "  evaluate      allocated  13.00 GiB  reserved  15.50 GiB  ledger  14.00 GiB  difference   −1.00 GiB",
+        "  save          allocated  13.00 GiB  reserved  15.50 GiB  ledger  13.00 GiB  difference    +0.0 MiB",
         "  loss 2.5 → 2.2, 3,900 tokens/s, host memory 3.00 GiB",
     ]
 

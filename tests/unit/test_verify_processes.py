@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from memc.verify import verify
+from memc.verify import Settings, verify
 from memc.verify.processes import run_launcher
 from verify_folder import RUN, rank_report, write_folder
 
@@ -34,8 +34,8 @@ wait
 VERIFY = """
 import sys
 from pathlib import Path
-from memc.verify import verify
-verify(Path(sys.argv[1]), device="cuda", on_line=lambda line: print(line, flush=True))
+from memc.verify import Settings, verify
+verify(Path(sys.argv[1]), settings=Settings(device="cuda"), on_line=lambda line: print(line, flush=True))
 """
 
 
@@ -56,7 +56,7 @@ def test_a_hung_launcher_is_ended_with_everything_it_started(tmp_path: Path) -> 
     folder = write_folder(tmp_path / "out", launcher=HANG)
     before = (folder / "memc.lock").read_bytes()
     start = time.monotonic()
-    outcome = verify(folder, device="cuda", timeout_seconds=1.5, on_line=lambda line: None)
+    outcome = verify(folder, settings=Settings(device="cuda", timeout_seconds=1.5), on_line=lambda line: None)
     assert time.monotonic() - start < 20
     (finding,) = outcome.diagnostics
     assert finding.code == "verification-timed-out"
@@ -117,7 +117,8 @@ def test_a_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -
 def test_a_worker_that_outlives_its_launcher_is_ended(tmp_path: Path) -> None:
     launcher = RUN + 'setsid sleep 600 & echo $! >> "$here/../pids"\ncp "$here"/reports/*.json "$probe"/\n'
     folder = write_folder(tmp_path / "out", rank_report(), launcher=launcher)
-    assert verify(folder, device="cuda", on_line=lambda line: None).passed
+    settings = Settings(device="cuda", resume=False)
+    assert verify(folder, settings=settings, on_line=lambda line: None).passed
     assert_all_ended(tmp_path, 1)
 
 
@@ -128,7 +129,7 @@ def test_an_error_of_the_listener_ends_everything_and_is_raised(tmp_path: Path) 
 
     folder = write_folder(tmp_path / "out", launcher=HANG)
     with pytest.raises(BrokenPipeError, match="the reader has gone"):
-        verify(folder, device="cuda", on_line=fail)
+        verify(folder, settings=Settings(device="cuda"), on_line=fail)
     pids = [int(line) for line in (tmp_path / "pids").read_text(encoding="utf-8").split()]
     assert [pid for pid in pids if lives(pid)] == []
 

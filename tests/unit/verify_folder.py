@@ -14,7 +14,8 @@ BACKWARD = ("backward_first_layer", "backward_last_layer")
 
 def entry(account: str, gib: int, moments: list[str], *, in_allocator: bool = True) -> dict[str, Any]:
     """Returns what verify reads of one entry of the lock."""
-    return {"account": account, "bytes": gib * GIB, "moments": moments, "in_allocator": in_allocator}
+    name = f"{account}-of-{gib}"
+    return {"name": name, "account": account, "bytes": gib * GIB, "moments": moments, "in_allocator": in_allocator}
 
 
 LOCK: dict[str, Any] = {

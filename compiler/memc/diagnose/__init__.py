@@ -8,6 +8,7 @@ from memc.diagnose.excerpts import excerpts, places
 from memc.diagnose.failures import other_failures
 from memc.diagnose.judge import judge_message
 from memc.diagnose.records import SCHEMA, Cause, Evidence, Finding
+from memc.diagnose.replay import attribution
 from memc.diagnose.smi import NEEDLES as SMI_NEEDLES
 from memc.diagnose.smi import smi_finding
 from memc.diagnose.snapshot import snapshot_finding
@@ -17,7 +18,7 @@ from memc.diagnose.symptoms import SYMPTOMS, symptom_finding
 from memc.diagnose.torch_message import NEEDLES as TORCH_NEEDLES
 from memc.diagnose.torch_message import parse_message
 
-__all__ = ["SCHEMA", "SYMPTOMS", "Cause", "Evidence", "Finding", "diagnose", "symptom_finding"]
+__all__ = ["SCHEMA", "SYMPTOMS", "Cause", "Evidence", "Finding", "attribution", "diagnose", "symptom_finding"]
 
 _PICKLE_STARTS = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
 

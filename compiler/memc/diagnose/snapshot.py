@@ -69,16 +69,16 @@ def snapshot_finding(data: bytes) -> Finding:
     snapshot = plain_value(data)
     segments = snapshot.get("segments") if isinstance(snapshot, dict) else snapshot
     if not isinstance(segments, list):
-        raise _not_a_snapshot("it has no list of segments")
+        raise no_snapshot("it has no list of segments")
     sums = _Sums()
     seen: dict[int, tuple[str, str]] = {}
-    for segment in _records(segments):
+    for segment in records(segments):
         sums.visit(1)
         sums.reserved += _int(segment, "total_size")
-        for block in _records(segment.get("blocks")):
+        for block in records(segment.get("blocks")):
             _add(block, sums, seen)
     if not sums.reserved:
-        raise _not_a_snapshot("no memory was reserved on any card when it was taken")
+        raise no_snapshot("no memory was reserved on any card when it was taken")
     failure = _last_oom(snapshot, sums)
     return _judged(sums, failure)
 
@@ -92,18 +92,18 @@ def _add(block: dict[str, Any], sums: _Sums, seen: dict[int, tuple[str, str]]) -
         return
     frames = block.get("frames")
     if not isinstance(frames, list):  # before torch 2.1 the frames hang below the block's history
-        history = _records(block.get("history"))
+        history = records(block.get("history"))
         frames = next((entry["frames"] for entry in history if isinstance(entry.get("frames"), list)), _NO_FRAMES)
     place = seen.get(id(frames))
     if place is None:
         sums.visit(len(frames))
-        place = seen[id(frames)] = _attributed(list(_records(frames)))
+        place = seen[id(frames)] = attributed(list(records(frames)))
     sums.live += size
     sums.accounts[place[0]] += size
     sums.frames[place[1]] += size
 
 
-def _attributed(frames: list[dict[str, Any]]) -> tuple[str, str]:
+def attributed(frames: list[dict[str, Any]]) -> tuple[str, str]:
     """Returns account and allocating frame of a block, as text; `unattributed` when no frame tells."""
     named = [(str(f.get("filename", "")).replace("\\", "/"), str(f.get("name", "")), f.get("line", 0)) for f in frames]
     outside = next(
@@ -121,7 +121,7 @@ def _last_oom(snapshot: Any, sums: _Sums) -> int | None:
     traces = snapshot.get("device_traces") if isinstance(snapshot, dict) else None
     found = None
     for trace in traces if isinstance(traces, list) else []:
-        for entry in _records(trace):
+        for entry in records(trace):
             sums.visit(1)
             if entry.get("action") == "oom":
                 found = _int(entry, "size")
@@ -171,7 +171,8 @@ _CAUSES = {
 }
 
 
-def _records(value: Any) -> Iterator[dict[str, Any]]:
+def records(value: Any) -> Iterator[dict[str, Any]]:
+    """Returns the dicts of a list; none of anything else."""
     return (item for item in value if isinstance(item, dict)) if isinstance(value, list | tuple) else iter(())
 
 
@@ -184,7 +185,8 @@ def _printable(text: str) -> str:
     return "".join(char if char.isprintable() else " " for char in text)[:240]
 
 
-def _not_a_snapshot(why: str) -> MemcError:
+def no_snapshot(why: str) -> MemcError:
+    """Returns the refusal of a pickle that is something else."""
     return usage_error(
         "no-snapshot",
         f"the pickle is no memory snapshot: {why}",

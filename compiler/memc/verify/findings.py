@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from memc.errors import Diagnostic, Location
-from memc.ledger.entries import Moment
 from memc.units import GIB, format_gib, format_seconds
+from memc.verify.attribution import Attribution, booked_accounts, sentence
+from memc.verify.conditions import Conditions, process_lines
 from memc.verify.lock import Promise
-from memc.verify.probe import LEDGER_PHASES, RankReport
+from memc.verify.probe import RankReport
 from memc.verify.processes import Finished
-from memc.verify.verdict import judge_rank
+from memc.verify.verdict import RankVerdict, judge_rank, whole_run_seconds
 
+OUT_OF_MEMORY = "out-of-memory"
 CONTEXT_LINES = 6
 LOWEST_TARGET_BYTES = GIB
 
@@ -26,15 +27,30 @@ def run_findings(
     *,
     device: str,
     timeout_seconds: float,
+    ranks: range | None = None,
+    attributions: Mapping[int, Attribution] | None = None,
 ) -> tuple[Diagnostic, ...]:
     """Returns why the run is not sound: a rank that failed, the time limit, the launcher, a report, a loss.
 
-    Only the nearest cause is given: a rank's own error explains why the launcher failed and others are missing.
+    Only the nearest cause is given: a rank's own error explains why the launcher failed and others are missing. Of
+    ranks that stopped, those that ran out of memory are given alone: the others lost them.
+
+    Args:
+        finished: How the launcher ended.
+        reports: What the ranks wrote.
+        broken: A sentence on each report that cannot be used.
+        promise: The lock.
+        device: ``cuda`` or ``cpu``.
+        timeout_seconds: The time limit.
+        ranks: Ranks that run on this machine; None: all.
+        attributions: Rank → what its memory was for when it ran out.
     """
     launcher = promise.path.parent / "launch.sh"
-    if errors := tuple(_rank_error(report, promise) for report in reports if report.error is not None):
-        return errors
-    missing = _missing_ranks(reports, promise)
+    failed = [report for report in reports if report.error is not None]
+    short = [report for report in failed if report.error is not None and report.error.kind == OUT_OF_MEMORY]
+    if failed:
+        return tuple(_rank_error(report, promise, (attributions or {}).get(report.rank)) for report in short or failed)
+    missing = _missing_ranks(reports, promise, ranks)
     if finished.timed_out:
         return (_timed_out(finished, missing, launcher, timeout_seconds),)
     if finished.exit_code != 0:
@@ -55,7 +71,7 @@ def rank_findings(
 ) -> tuple[Diagnostic, ...]:
     """Returns why a run that plays one rank alone is not sound; its losses are nobody's, and not looked at."""
     launcher = promise.path.parent / "launch.sh"
-    if errors := tuple(_rank_error(report, promise) for report in reports if report.error is not None):
+    if errors := tuple(_rank_error(report, promise, None) for report in reports if report.error is not None):
         return errors
     missing = () if any(report.rank == rank for report in reports) else (rank,)
     if finished.timed_out:
@@ -67,14 +83,22 @@ def rank_findings(
     return ()
 
 
-def memory_findings(reports: tuple[RankReport, ...], promise: Promise) -> tuple[Diagnostic, ...]:
-    """Returns one diagnostic when the measured need of any rank is above the budget, for the worst of them."""
-    verdicts = [judge_rank(report, promise) for report in reports]
+def memory_findings(
+    reports: tuple[RankReport, ...], promise: Promise, conditions: Conditions | None = None
+) -> tuple[Diagnostic, ...]:
+    """Returns one diagnostic when the measured need of any rank is above the budget, for the worst of them.
+
+    Where it would not be without what others held on the card before the run, they are named instead.
+    """
+    verdicts = [judge_rank(report, promise, conditions) for report in reports]
     over = [verdict for verdict in verdicts if verdict.headroom_bytes is not None and verdict.headroom_bytes < 0]
     if not over:
         return ()
-    worst = max(over, key=lambda verdict: verdict.required_bytes or 0)
+    worst = max(over, key=lambda verdict: (verdict.required_bytes or 0) - verdict.others_bytes)
     required = worst.required_bytes or 0
+    if conditions is not None and required - worst.others_bytes <= promise.budget_bytes:
+        card = conditions.card_of(next(report for report in reports if report.rank == worst.rank))
+        return (_shared_card(worst, promise, () if card is None else process_lines(card)),)
     message = (
         f"rank {worst.rank} needs {format_gib(required)} ({format_gib(worst.peak_reserved_bytes or 0)} reserved, "
         f"{format_gib(worst.outside_allocator_bytes or 0)} outside the allocator), "
@@ -92,6 +116,38 @@ def memory_findings(reports: tuple[RankReport, ...], promise: Promise) -> tuple[
                 for phase in worst.phases
             ),
             hint=_lower_target(required, promise),
+        ),
+    )
+
+
+def _shared_card(worst: RankVerdict, promise: Promise, processes: tuple[str, ...]) -> Diagnostic:
+    required = worst.required_bytes or 0
+    return Diagnostic(
+        code="card-shared",
+        message=f"rank {worst.rank} needs {format_gib(required - worst.others_bytes)} itself, within the budget of "
+        f"{format_gib(promise.budget_bytes)}; with the {format_gib(worst.others_bytes)} that others held on the card "
+        f"before the run it is {format_gib(required)}",
+        where=Location(file=str(promise.path), field="budget.gpu_bytes"),
+        context=processes,
+        hint="end what else uses the card and verify again; where it stays, set memory.target to what it leaves",
+    )
+
+
+def time_findings(step_seconds: float | None, promise: Promise) -> tuple[Diagnostic, ...]:
+    """Returns one diagnostic when the whole run, at the measured pace, takes longer than the spec allows."""
+    total = whole_run_seconds(step_seconds, promise)
+    if total is None or step_seconds is None or promise.budget_seconds is None or total <= promise.budget_seconds:
+        return ()
+    clock = f", the clock said {format_seconds(promise.step_seconds)}" if promise.step_seconds else ""
+    return (
+        Diagnostic(
+            code="measured-time-over-budget",
+            message=f"a step takes {format_seconds(step_seconds)}{clock}: {promise.total_steps} of them make the run "
+            f"{format_seconds(total)}, {format_seconds(total - promise.budget_seconds)} above the budget of "
+            f"{format_seconds(promise.budget_seconds)}",
+            where=Location(file=str(promise.path), field="budget.seconds"),
+            hint="raise time.budget, train on less data or for fewer epochs, or take a faster card: "
+            "memc hardware lists them",
         ),
     )
 
@@ -115,12 +171,12 @@ def too_few_gpus(count: int, needed: int, folder: Path) -> Diagnostic:
     )
 
 
-def _rank_error(report: RankReport, promise: Promise) -> Diagnostic:
+def _rank_error(report: RankReport, promise: Promise, found: Attribution | None) -> Diagnostic:
     error = report.error
     assert error is not None
     phase = error.phase or "an unknown phase"
     context = tuple(line for line in error.message.splitlines() if line.strip())[:CONTEXT_LINES]
-    if error.kind != "out-of-memory":
+    if error.kind != OUT_OF_MEMORY:
         return Diagnostic(
             code="rank-failed",
             message=f"rank {report.rank} of {report.world_size} stopped in {phase} with an exception",
@@ -129,11 +185,13 @@ def _rank_error(report: RankReport, promise: Promise) -> Diagnostic:
         )
     seen = max(report.peak_reserved_bytes, report.device_used_bytes or 0)
     capacity = f" of {format_gib(report.capacity_bytes)}" if report.capacity_bytes else ""
+    if found is not None:
+        context = (*context[:1], *found.frames)[:CONTEXT_LINES]
     return Diagnostic(
         code="out-of-memory",
         message=f"rank {report.rank} of {report.world_size} ran out of memory in {phase}, with {format_gib(seen)}"
         f"{capacity} in use; the plan promised {format_gib(promise.required_bytes)}. "
-        f"{_largest_account(error.phase, promise)}",
+        + (_largest_account(error.phase, promise) if found is None else sentence(found, promise, error.phase)),
         context=context,
         hint=_lower_target(max(seen, report.capacity_bytes or 0), promise),
     )
@@ -209,9 +267,9 @@ def _shown(losses: tuple[float, ...]) -> str:
     return "[" + ", ".join(f"{loss:.4g}" for loss in losses) + "]"
 
 
-def _missing_ranks(reports: tuple[RankReport, ...], promise: Promise) -> tuple[int, ...]:
+def _missing_ranks(reports: tuple[RankReport, ...], promise: Promise, ranks: range | None) -> tuple[int, ...]:
     world = max([promise.world_size or 1, *(report.world_size for report in reports)])
-    return tuple(sorted(set(range(world)) - {report.rank for report in reports}))
+    return tuple(sorted(set(range(world) if ranks is None else ranks) - {report.rank for report in reports}))
 
 
 def _ranks(numbers: tuple[int, ...]) -> str:
@@ -227,21 +285,11 @@ def _largest_account(probed_phase: str, promise: Promise) -> str:
 
     A probed phase spans several moments of the ledger; the fullest of them is meant. Without a phase, of all.
     """
-    phases = LEDGER_PHASES.get(probed_phase, tuple(promise.by_phase))
-    bills = [_accounts_at(moment, promise) for moment in Moment if moment.phase in phases]
-    bill = max(bills, key=lambda accounts: accounts.total(), default=Counter[str]())
+    bill = booked_accounts(promise, probed_phase)
     if not bill:
         return "The ledger books nothing there."
-    account, size_bytes = bill.most_common(1)[0]
-    return f"The largest account there is {account}: the ledger books {format_gib(size_bytes)} for it."
-
-
-def _accounts_at(moment: Moment, promise: Promise) -> Counter[str]:
-    accounts: Counter[str] = Counter()
-    for entry in promise.entries:
-        if moment in entry.moments:
-            accounts[entry.account] += entry.bytes
-    return accounts
+    account = max(bill, key=lambda name: bill[name])
+    return f"The largest account there is {account}: the ledger books {format_gib(bill[account])} for it."
 
 
 def _lower_target(measured_bytes: int, promise: Promise) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,17 +21,21 @@ LOCK_NAME = "memc.lock"
 
 @dataclass(frozen=True, kw_only=True)
 class PromisedEntry:
-    """One entry of the lock's GPU ledger.
+    """One entry of the lock's ledger.
 
     Attributes:
+        name: Its name; empty when the lock gives none.
         account: The account it is booked under.
-        bytes: Its size on one GPU.
+        bytes: Its size on one GPU; on the host, of all ranks of one node together.
         moments: When it is alive; all moments for what lies outside the allocator.
+        in_allocator: Whether torch's allocator holds it.
     """
 
+    name: str
     account: str
     bytes: int
     moments: frozenset[Moment]
+    in_allocator: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +51,18 @@ class Promise:
         binding_phase: The ledger's phase of the peak.
         by_phase: Ledger phase → allocated bytes.
         entries: The entries of the GPU.
+        host_entries: The entries of the host.
+        host_required_bytes: What the ledger books on the host of one node; None when it says nothing.
         budget_bytes: What one GPU may use.
+        budget_seconds: Longest allowed run; None without a limit.
         step_seconds: Of one optimizer step; None when the lock has no clock.
+        total_seconds: Of the whole run; None when it is unknown.
+        total_steps: Optimizer steps of the whole run; None when the amount of data is unknown.
+        gpu_name: Name of the planned card; empty when unknown.
+        capacity_bytes: What torch sees of the planned card; None when unknown.
+        model: What the script names the model.
+        model_key: The model's key in the catalogue, or the folder that its config was read from.
+        saves: Whether the run writes checkpoints.
     """
 
     path: Path
@@ -62,11 +77,37 @@ class Promise:
     entries: tuple[PromisedEntry, ...]
     budget_bytes: int
     step_seconds: float | None
+    host_entries: tuple[PromisedEntry, ...] = ()
+    host_required_bytes: int | None = None
+    budget_seconds: float | None = None
+    total_seconds: float | None = None
+    total_steps: int | None = None
+    gpu_name: str = ""
+    capacity_bytes: int | None = None
+    model: str = ""
+    model_key: str = ""
+    saves: bool = True
 
     @property
     def outside_allocator_bytes(self) -> int:
         """What the ledger books outside torch's allocator: CUDA context, NCCL."""
         return self.required_bytes - self.peak_reserved_bytes
+
+    @property
+    def nodes(self) -> int:
+        """Machines that the plan was made for."""
+        nodes = self.settings.get("nodes", 1)
+        return nodes if isinstance(nodes, int) else 1
+
+    @property
+    def gpus_per_node(self) -> int:
+        """Processes on one of them."""
+        return (self.world_size or 1) // self.nodes
+
+    @property
+    def files_digest(self) -> str:
+        """SHA-256 over the digests of all generated files: two folders with the same one hold the same files."""
+        return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
 
     @property
     def world_size(self) -> int | None:
@@ -116,24 +157,81 @@ def require_unedited(folder: Path, promise: Promise) -> None:
         )
 
 
-def append_measurement(promise: Promise, measurement: Mapping[str, Any]) -> None:
-    """Adds `measurement` to the lock's list, atomically: the file is the old one or the new one, never half of one.
+def append_measurement(promise: Promise, measurement: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds `measurement` to the lock's list and returns what stands there now.
+
+    A measurement of some ranks joins one of the other ranks that was made under the same conditions. The file is the
+    old one or the new one, never half of one; of two calls at the same time, one waits.
 
     Raises:
         MemcError: Exit 2 when the lock vanished or broke since it was read.
         OSError: When its folder cannot be written to.
     """
-    document = _parse(promise.path)
-    document["measurements"] = [*document.get("measurements", ()), dict(measurement)]
-    text = json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=promise.path.parent, prefix=".memc-lock-")
+    with _alone(promise.path.parent):
+        document = _parse(promise.path)
+        kept = [*document.get("measurements", ())]
+        added = dict(measurement)
+        if kept and (joined := joined_measurement(kept[-1], added)) is not None:
+            kept[-1] = added = joined
+        else:
+            kept.append(added)
+        document["measurements"] = kept
+        write_atomically(promise.path, json.dumps(document, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+    return added
+
+
+def joined_measurement(first: Any, second: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Returns two measurements of different ranks of one run as one; None when they are not that."""
+    if not isinstance(first, dict) or not isinstance(first.get("ranks"), list):
+        return None
+    own = ("ranks", "required_bytes", "fits", "judged", "step_seconds", "conditions")
+    alike = {key: value for key, value in first.items() if key not in own}
+    if alike != {key: value for key, value in second.items() if key not in own}:
+        return None
+    there, here = ({rank.get("rank") for rank in part["ranks"]} for part in (first, second))
+    if there & here or len(there) == second.get("world_size"):
+        return None
+    pairs = [(part.get("required_bytes"), part.get("step_seconds")) for part in (first, second)]
+    needs, times = ([size for size in sizes if size is not None] for sizes in zip(*pairs, strict=True))
+    judged = bool(first.get("judged") and second.get("judged"))
+    return {
+        **second,
+        "ranks": sorted([*first["ranks"], *second["ranks"]], key=lambda rank: int(rank["rank"])),
+        "judged": judged,
+        "fits": bool(first.get("fits") and second.get("fits")) if judged else None,
+        "required_bytes": max(needs, default=None),
+        "step_seconds": max(times, default=None),
+    }
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds an advisory lock on a folder meanwhile, where the file system has such locks."""
+    import fcntl
+
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a text beside its place and moves it there, with the permissions of what it replaces.
+
+    Raises:
+        OSError: When the folder cannot be written to; nothing has changed then.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".memc-lock-")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).chmod(promise.path.stat().st_mode & 0o777)
-        Path(temporary).replace(promise.path)
+        Path(temporary).chmod(path.stat().st_mode & 0o777)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -165,8 +263,9 @@ def _bad_lock(code: str, message: str, where: Path | Location) -> MemcError:
 
 
 def _promise(path: Path, document: dict[str, Any]) -> Promise:
-    gpu = document["ledger"]["gpu"]
-    seconds = document.get("clock", {}).get("step_seconds")
+    gpu, host = document["ledger"]["gpu"], document["ledger"].get("host", {})
+    clock, budget, run = document.get("clock", {}), document["budget"], document.get("run", {})
+    hardware = document.get("hardware", {})
     return Promise(
         path=path,
         files={_inside(name): _text(digest, name) for name, digest in document["files"].items()},
@@ -178,18 +277,34 @@ def _promise(path: Path, document: dict[str, Any]) -> Promise:
         binding_phase=_text(gpu["binding_phase"], "ledger.gpu.binding_phase"),
         by_phase={phase: _size(gpu["by_phase"], phase) for phase in gpu["by_phase"]},
         entries=tuple(_entry(entry) for entry in gpu["entries"]),
-        budget_bytes=_size(document["budget"], "gpu_bytes"),
-        step_seconds=float(seconds) if seconds is not None else None,
+        budget_bytes=_size(budget, "gpu_bytes"),
+        step_seconds=_seconds(clock.get("step_seconds")),
+        host_entries=tuple(_entry(entry) for entry in host.get("entries", ())),
+        host_required_bytes=_size(host, "required_bytes") if "required_bytes" in host else None,
+        budget_seconds=_seconds(budget.get("seconds")),
+        total_seconds=_seconds(clock.get("total_seconds")),
+        total_steps=document["plan"].get("total_steps"),
+        gpu_name=_text(hardware.get("name", ""), "hardware.name"),
+        capacity_bytes=_size(hardware, "capacity_bytes") if "capacity_bytes" in hardware else None,
+        model=_text(run.get("model", ""), "run.model"),
+        model_key=_text(document.get("model", {}).get("key", ""), "model.key"),
+        saves=bool(run.get("save_steps", 1)),
     )
 
 
 def _entry(record: Mapping[str, Any]) -> PromisedEntry:
     moments = frozenset(Moment(moment) for moment in record["moments"])
     return PromisedEntry(
+        name=_text(record.get("name", ""), "name"),
         account=_text(record["account"], "account"),
         bytes=_size(record, "bytes"),
         moments=moments if record["in_allocator"] else frozenset(Moment),
+        in_allocator=bool(record["in_allocator"]),
     )
+
+
+def _seconds(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _size(record: Mapping[str, Any], key: str) -> int:

@@ -54,6 +54,7 @@ class RankReport:
         rank, world_size: Its number, and how many there are.
         device: ``cuda`` or ``cpu``.
         device_name: As the driver names it.
+        device_uuid: The card's own number, without a prefix; empty when unknown.
         capacity_bytes: Memory that torch sees; None on a CPU.
         driver: Version of the GPU driver; empty when unknown.
         phases: Probed phase → peaks, only phases that were measured; empty on a CPU.
@@ -76,6 +77,7 @@ class RankReport:
     world_size: int
     device: str
     device_name: str
+    device_uuid: str
     capacity_bytes: int | None
     driver: str
     phases: dict[str, PhasePeak]
@@ -142,6 +144,7 @@ def _report(document: dict[str, Any]) -> RankReport:
         world_size=int(document["world_size"]),
         device=document["device"],
         device_name=str(document["device_name"] or ""),
+        device_uuid=str(document.get("device_uuid") or ""),
         capacity_bytes=_optional_int(document["capacity_bytes"]),
         driver=str(document["driver"] or ""),
         phases=_phases(document["phases"]),

@@ -4,108 +4,252 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memc.errors import ExitCode, MemcError, usage_error
+from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
+from memc.verify.attribution import Attribution, ReadSnapshot
+from memc.verify.conditions import Conditions, busy_card, conditions_here
 from memc.verify.devices import visible_gpus
-from memc.verify.findings import memory_findings, no_gpu, run_findings, too_few_gpus
+from memc.verify.findings import memory_findings, no_gpu, run_findings, time_findings, too_few_gpus
 from memc.verify.lock import Promise, append_measurement, read_lock, require_unedited
-from memc.verify.probe import read_reports
-from memc.verify.processes import run_launcher
+from memc.verify.nodes import ranks_here
+from memc.verify.probe import RankReport, read_reports
+from memc.verify.processes import Finished, run_launcher
+from memc.verify.synthetic import model_folder
 from memc.verify.verdict import Verification, judge
 
 LAUNCHER = "launch.sh"
 DEVICES = ("auto", "cuda", "cpu")
 """`auto` needs a GPU and looks for one first; `cuda` does not look; `cpu` trains for real without judging memory."""
+STEPS_ON_A_CARD, STEPS_ON_A_CPU = 4, 2
+SETTLE_STEPS = 12
+RESUMED_PHASES = ("resume", "resumed_step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to run a folder.
+
+    Attributes:
+        device: One of `DEVICES`.
+        steps: Optimizer steps; None: `STEPS_ON_A_CARD` or `STEPS_ON_A_CPU`.
+        settle_steps: At most so many more, until reserved memory stops growing.
+        timeout_seconds: Wall clock after which everything is ended.
+        random_weights: Whether to build the model from its config alone (memory and time are the same).
+        resume: Whether to go on from the checkpoint in new processes, as a run does that was interrupted.
+        snapshots: Folder for every rank's memory history; None: kept only to say what an allocation failed for.
+        read_snapshot: Reads one; None: what memory was for is not said.
+    """
+
+    device: str = "auto"
+    steps: int | None = None
+    settle_steps: int = SETTLE_STEPS
+    timeout_seconds: float = 900.0
+    random_weights: bool = False
+    resume: bool = True
+    snapshots: Path | None = None
+    read_snapshot: ReadSnapshot | None = None
+
+    @property
+    def least_steps(self) -> int:
+        """Optimizer steps that are made in any case."""
+        if self.steps is not None:
+            return self.steps
+        return STEPS_ON_A_CPU if self.device == "cpu" else STEPS_ON_A_CARD
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ran:
+    """What one start of the launcher left."""
+
+    finished: Finished
+    reports: tuple[RankReport, ...]
+    findings: tuple[Diagnostic, ...]
+    attributions: dict[int, Attribution]
 
 
 def verify(
     folder: Path,
     *,
-    device: str = "auto",
-    steps: int = 4,
-    timeout_seconds: float = 900.0,
-    random_weights: bool = False,
+    settings: Settings | None = None,
     on_line: Callable[[str], None],
 ) -> Verification:
     """Runs the launcher in `folder` for a few steps and returns what was measured beside what was promised.
 
     The launcher is started from the current folder, as for training, so that data paths mean the same. A completed
     run is added to the lock's measurements, whether it fits or not; any other leaves the lock as it was. Nothing that
-    was started or written for the probe is left, however this ends.
+    was started or written for the probe is left, however this ends, but for the snapshots that were asked for.
+
+    Of a plan for several nodes, each node makes the same call and judges its own ranks.
 
     Args:
         folder: What `memc compile` wrote.
-        device: One of `DEVICES`.
-        steps: Optimizer steps.
-        timeout_seconds: Wall clock after which everything is ended.
-        random_weights: Whether to build the model without its trained weights (memory and time are the same).
+        settings: How to run it.
         on_line: Called with each line that the launcher prints, on a thread of its own.
 
     Raises:
-        MemcError: Exit 2 for a bad argument or lock, 4 for edited files, 5 when this machine has too few GPUs. What
-            goes wrong after the launcher is started stands in the result.
+        MemcError: Exit 2 for a bad argument or lock, 4 for edited files, 5 when this machine has too few GPUs or others
+            use them. What goes wrong after the launcher is started stands in the result.
     """
-    _require_arguments(device, steps, timeout_seconds)
+    settings = settings or Settings()
+    _require_arguments(settings)
     promise = read_lock(folder)
     require_unedited(folder, promise)
-    _require_one_node(promise)
-    if device == "auto":
-        _require_gpus(promise, folder)
-        device = "cuda"
+    ranks = ranks_here(promise)
+    conditions = Conditions() if settings.device == "cpu" else conditions_here(len(ranks))
+    if settings.device == "auto":
+        _require_gpus(promise, folder, conditions)
+        settings = replace(settings, device="cuda")
     with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix=".memc-verify-") as scratch:
-        command = ["bash", str(folder.resolve() / LAUNCHER), "--probe", scratch, "--max-steps", str(steps)]
-        command += ["--device", "cpu"] if device == "cpu" else []
-        command += ["--random-weights"] if random_weights else []
-        finished = run_launcher(command, environment=_environment(), timeout_seconds=timeout_seconds, on_line=on_line)
-        reports, broken = read_reports(Path(scratch))
-    findings = run_findings(finished, reports, broken, promise, device=device, timeout_seconds=timeout_seconds)
+        ran = _Probe(folder, promise, settings, ranks, Path(scratch), on_line).run()
+    findings = ran.findings
     sound = not findings
-    if sound and device == "cuda":
-        findings = memory_findings(reports, promise)
+    if sound and settings.device == "cuda":
+        times = [report.steady_step_seconds for report in ran.reports]
+        slowest = max((seconds for seconds in times if seconds is not None), default=None)
+        findings = (*memory_findings(ran.reports, promise, conditions), *time_findings(slowest, promise))
     verification = judge(
-        reports,
+        ran.reports,
         promise,
-        device=device,
-        steps=steps,
-        random_weights=random_weights,
-        seconds=finished.seconds,
+        device=settings.device,
+        steps=max((len(report.step_seconds) for report in ran.reports), default=settings.least_steps),
+        random_weights=settings.random_weights,
+        seconds=ran.finished.seconds,
         diagnostics=findings,
-        log_tail=finished.tail,
+        log_tail=ran.finished.tail,
+        conditions=conditions,
+        attributions=ran.attributions,
     )
     if sound:
-        append_measurement(promise, verification.measurement())
+        kept = append_measurement(promise, verification.measurement())
+        verification = replace(verification, ranks_in_lock=len(kept["ranks"]))
     return verification
 
 
-def _require_arguments(device: str, steps: int, timeout_seconds: float) -> None:
-    if device not in DEVICES:
-        raise usage_error("verify-device", f"device {device!r} is unknown", hint=f"use one of {', '.join(DEVICES)}")
-    if steps < 1:
-        raise usage_error("verify-steps", f"{steps} steps measure nothing", hint="use --steps 2 or more")
-    if timeout_seconds <= 0:
-        raise usage_error("verify-timeout", f"a time limit of {timeout_seconds} s leaves no time", hint="use seconds")
+@dataclass(frozen=True)
+class _Probe:
+    """The starts of a folder's launcher that one verification takes."""
 
+    folder: Path
+    promise: Promise
+    settings: Settings
+    ranks: range
+    scratch: Path
+    on_line: Callable[[str], None]
 
-def _require_one_node(promise: Promise) -> None:
-    nodes = promise.settings.get("nodes", 1)
-    if nodes != 1:
-        raise usage_error(
-            "verify-many-nodes",
-            f"the plan spans {nodes} nodes; verification runs on one",
-            hint="set hardware.nodes to 1, compile into another folder, and verify that one",
+    def run(self) -> _Ran:
+        """Returns what the run left; with its last checkpoint resumed, where one is made and all ranks can read it."""
+        settings = self.settings
+        resumes = settings.resume and self.promise.saves and self.promise.nodes == 1
+        extra = ["--settle", str(settings.settle_steps)] if settings.settle_steps else []
+        extra += ["--keep-checkpoints"] if resumes else []
+        first = self._start(settings.least_steps, extra, settings.timeout_seconds)
+        left = settings.timeout_seconds - first.finished.seconds
+        if first.findings or not resumes or left <= 0:
+            return first
+        made = max((len(report.step_seconds) for report in first.reports), default=0)
+        second = self._start(made + 1, ["--resume"], left)
+        both = Finished(
+            exit_code=second.finished.exit_code,
+            seconds=first.finished.seconds + second.finished.seconds,
+            tail=second.finished.tail,
         )
+        reports = first.reports if second.findings else _with_resumed(first.reports, second.reports)
+        attributions = first.attributions | second.attributions
+        return _Ran(finished=both, reports=reports, findings=second.findings, attributions=attributions)
+
+    def _start(self, steps: int, extra: list[str], timeout_seconds: float) -> _Ran:
+        settings = self.settings
+        command = ["bash", str(self.folder.resolve() / LAUNCHER), "--probe", str(self.scratch)]
+        command += ["--max-steps", str(steps), *extra]
+        command += ["--device", "cpu"] if settings.device == "cpu" else []
+        command += ["--random-weights"] if settings.random_weights else []
+        command += ["--memory-history"] if settings.snapshots is not None else []
+        environment = _environment()
+        place = model_folder(self.promise, self.scratch) if settings.random_weights else None
+        if place is not None:
+            environment["HF_HUB_OFFLINE"] = "1"
+        for old in self.scratch.glob("rank*"):
+            old.unlink()
+        finished = run_launcher(
+            command, environment=environment, timeout_seconds=timeout_seconds, on_line=self.on_line, folder=place
+        )
+        reports, broken = read_reports(self.scratch)
+        attributions = self._snapshots("resumed-" if "--resume" in extra else "")
+        findings = run_findings(
+            finished,
+            reports,
+            broken,
+            self.promise,
+            device=settings.device,
+            timeout_seconds=settings.timeout_seconds,
+            ranks=self.ranks,
+            attributions=attributions,
+        )
+        return _Ran(finished=finished, reports=reports, findings=findings, attributions=attributions)
+
+    def _snapshots(self, prefix: str) -> dict[int, Attribution]:
+        """Returns what each snapshot says; copies them out where they were asked for."""
+        found = {}
+        for path in sorted(self.scratch.glob("rank*.pickle")):
+            if self.settings.snapshots is not None:
+                self.settings.snapshots.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, self.settings.snapshots / f"{prefix}{path.name}")
+            if self.settings.read_snapshot is not None:
+                try:
+                    found[int(path.stem.removeprefix("rank"))] = self.settings.read_snapshot(path.read_bytes())
+                except (MemcError, ValueError) as error:
+                    self.on_line(f"memc: {path.name} says nothing: {error}")
+        return found
 
 
-def _require_gpus(promise: Promise, folder: Path) -> None:
-    gpus, needed = visible_gpus(), promise.world_size or 1
+def _with_resumed(first: tuple[RankReport, ...], second: tuple[RankReport, ...]) -> tuple[RankReport, ...]:
+    """Returns the reports of a run with the phases of its continuation, and the larger peaks of the host."""
+    later = {report.rank: report for report in second}
+    joined = []
+    for report in first:
+        other = later.get(report.rank)
+        if other is not None:
+            phases = {name: peak for name, peak in other.phases.items() if name in RESUMED_PHASES}
+            report = replace(
+                report,
+                phases={**report.phases, **phases},
+                device_used_bytes=_largest(report.device_used_bytes, other.device_used_bytes),
+                host_rss_peak_bytes=_largest(report.host_rss_peak_bytes, other.host_rss_peak_bytes),
+                host_pinned_peak_bytes=_largest(report.host_pinned_peak_bytes, other.host_pinned_peak_bytes),
+            )
+        joined.append(report)
+    return tuple(joined)
+
+
+def _largest(*sizes: int | None) -> int | None:
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _require_arguments(settings: Settings) -> None:
+    if settings.device not in DEVICES:
+        hint = f"use one of {', '.join(DEVICES)}"
+        raise usage_error("verify-device", f"device {settings.device!r} is unknown", hint=hint)
+    if settings.least_steps < 1:
+        raise usage_error("verify-steps", f"{settings.least_steps} steps measure nothing", hint="use --steps 2 or more")
+    if settings.timeout_seconds <= 0:
+        message = f"a time limit of {settings.timeout_seconds} s leaves no time"
+        raise usage_error("verify-timeout", message, hint="use seconds")
+
+
+def _require_gpus(promise: Promise, folder: Path, conditions: Conditions) -> None:
+    gpus, needed = visible_gpus(), promise.gpus_per_node
     if gpus.count == 0:
         raise MemcError((no_gpu(gpus.reason, folder),), ExitCode.VERIFICATION_FAILED)
     if gpus.count < needed:
         raise MemcError((too_few_gpus(gpus.count, needed, folder),), ExitCode.VERIFICATION_FAILED)
+    if (busy := busy_card(promise, conditions)) is not None:
+        raise MemcError((busy,), ExitCode.VERIFICATION_FAILED)
 
 
 def _environment() -> dict[str, str]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memc.units import format_gib, format_seconds
+from memc.verify.accounts import AccountComparison
+from memc.verify.attribution import Attribution
 from memc.verify.verdict import PhaseComparison, RankVerdict, Verification
 
 
 def text_lines(verification: Verification) -> list[str]:
     """Returns the outcome as lines for people: the verdict first, then each rank, then what is wrong."""
-    lines = [_headline(verification), *_against_the_lock(verification)]
+    lines = [_headline(verification), *_against_the_lock(verification), *_of_the_machine(verification)]
     for rank in verification.ranks:
-        lines += ["", *_rank_lines(rank)]
+        lines += ["", *_rank_lines(rank, verification.attributions.get(rank.rank))]
     for diagnostic in verification.diagnostics:
         lines += ["", *str(diagnostic).splitlines()]
     return lines
@@ -49,9 +51,27 @@ def _against_the_lock(outcome: Verification) -> Iterator[str]:
             agrees = "as the clock said" if outcome.step_time_matches else "not what the clock said"
             line += f", {agrees}: {format_seconds(outcome.clock_step_seconds)} ({off:+.0%})"
         yield line
+    if outcome.run_seconds is not None:
+        line = f"run: {format_seconds(outcome.run_seconds)} for {outcome.total_steps} steps at this pace"
+        if outcome.budget_seconds is not None:
+            within = "within" if outcome.time_holds else "above"
+            line += f", {within} the budget of {format_seconds(outcome.budget_seconds)}"
+        yield line
 
 
-def _rank_lines(rank: RankVerdict) -> Iterator[str]:
+def _of_the_machine(outcome: Verification) -> Iterator[str]:
+    if outcome.host_resident_bytes is not None and outcome.host_ledger_bytes is not None:
+        yield (
+            f"host: {format_gib(outcome.host_resident_bytes)} resident in {len(outcome.ranks)} "
+            f"process{'es' if len(outcome.ranks) > 1 else ''} at their peaks, shared pages in each; ledger "
+            f"{format_gib(outcome.host_ledger_bytes)}"
+        )
+    if 0 < len(outcome.ranks) < outcome.world_size and outcome.grade == "measured":
+        yield f"ranks: {outcome.ranks_in_lock} of {outcome.world_size} are measured; each node answers for its own"
+    yield from (f"note: {sentence}" for sentence in outcome.notes)
+
+
+def _rank_lines(rank: RankVerdict, found: Attribution | None) -> Iterator[str]:
     title = f"rank {rank.rank}"
     if rank.required_bytes is not None and rank.headroom_bytes is not None:
         title += (
@@ -62,20 +82,33 @@ def _rank_lines(rank: RankVerdict) -> Iterator[str]:
     yield title
     for phase in rank.phases:
         yield _phase_line(phase)
+    yield from (_account_line(account) for account in rank.accounts)
+    if found is not None:
+        parts = ", ".join(f"{name} {format_gib(size)}" for name, size in found.accounts.items() if size)
+        yield f"  at its {found.moment}, by its snapshot: {parts}"
     details = []
     if rank.first_loss is not None and rank.last_loss is not None:
         details.append(f"loss {rank.first_loss:.4g} → {rank.last_loss:.4g}")
     if rank.tokens_per_second is not None:
         details.append(f"{rank.tokens_per_second:,.0f} tokens/s")
     if rank.host_rss_peak_bytes is not None:
-        details.append(f"host memory {format_gib(rank.host_rss_peak_bytes)}")
+        pinned = f", {format_gib(rank.host_pinned_peak_bytes)} pinned" if rank.host_pinned_peak_bytes else ""
+        details.append(f"host memory {format_gib(rank.host_rss_peak_bytes)}{pinned}")
     if details:
         yield "  " + ", ".join(details)
 
 
+def _account_line(account: AccountComparison) -> str:
+    line = f"  holds {account.account} {format_gib(account.held_bytes)} on the {account.place}: "
+    if account.agrees:
+        return line + "as the ledger says"
+    booked = f"{format_gib(account.ledger_bytes)} ({', '.join(account.entries) or 'no entry'})"
+    return line + f"the ledger books {booked}, {_signed(account.difference_bytes)} from it"
+
+
 def _phase_line(phase: PhaseComparison) -> str:
     line = (
-        f"  {phase.phase:<10}  allocated {format_gib(phase.allocated_bytes):>10}"
+        f"  {phase.phase:<12}  allocated {format_gib(phase.allocated_bytes):>10}"
         f"  reserved {format_gib(phase.reserved_bytes):>10}"
     )
     if phase.ledger_bytes is not None and phase.difference_bytes is not None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from memc.errors import Diagnostic, ExitCode
+from memc.verify.accounts import AccountComparison, compare_accounts
+from memc.verify.attribution import Attribution
+from memc.verify.conditions import Conditions, notes
 from memc.verify.lock import Promise
 from memc.verify.probe import LEDGER_PHASES, RankReport
 
+MEASURED = "measured"
+OVER_MEMORY = ("out-of-memory", "measured-peak-over-budget")
 VERIFICATION_SCHEMA = "memc/verification/1"
 STEP_TIME_TOLERANCE = 0.15
 """Relative difference up to which a measured step counts as what the clock said (its own goal for the median)."""
@@ -45,7 +50,13 @@ class RankVerdict:
         outside_allocator_bytes: What the card held beyond reserved; the ledger's figure when it was not measured.
         required_bytes: Reserved and outside together.
         headroom_bytes: Budget minus required; negative when it does not fit.
+        others_bytes: What others held on its card before the run; counted in what lies outside the allocator.
         host_rss_peak_bytes: Largest resident size of the process.
+        host_pinned_peak_bytes: Most pinned host memory that torch's allocator held; None when unknown.
+        accounts: What it held between steps beside the ledger.
+        settled: Whether reserved memory stopped growing; None on a CPU.
+        capacity_bytes: Memory that torch sees; None on a CPU.
+        ran_out: Whether it stopped for want of memory.
         step_seconds: Median of one optimizer step after the first.
         tokens_per_second: Of this rank.
         first_loss, last_loss: Training loss; None when not a finite number.
@@ -59,7 +70,13 @@ class RankVerdict:
     outside_allocator_bytes: int | None
     required_bytes: int | None
     headroom_bytes: int | None
+    others_bytes: int
     host_rss_peak_bytes: int | None
+    host_pinned_peak_bytes: int | None
+    accounts: tuple[AccountComparison, ...]
+    settled: bool | None
+    capacity_bytes: int | None
+    ran_out: bool
     step_seconds: float | None
     tokens_per_second: float | None
     first_loss: float | None
@@ -99,6 +116,19 @@ class Verification:
         diagnostics: What is wrong; empty when the verification passed.
         log_tail: Last lines the launcher printed; empty when it passed.
         grade: ``measured`` on a card, ``rehearsed`` on one that does not exist.
+        run_seconds: The whole run at the measured pace; None when it was not timed on a card, or its steps are unknown.
+        budget_seconds: Longest allowed run; None without a limit.
+        time_holds: Whether the run stays within it; None without either.
+        host_resident_bytes: Peaks of all processes of this node, pages that they share counted in each; None when
+            unknown.
+        host_ledger_bytes: What the ledger books on the host of one node; None when it says nothing.
+        conditions: What about the machine bears on the measurement, as the lock keeps it.
+        files_digest: Of the files that ran.
+        notes: What a reader must know of the machine, as sentences.
+        attributions: Rank → what its memory was for; of ranks that left a snapshot.
+        ranks_in_lock: Ranks that the lock's measurement holds by now, those of other nodes included; 0 when none was
+            kept.
+        total_steps: Optimizer steps of the whole run; None when the amount of data is unknown.
     """
 
     device: str
@@ -123,7 +153,23 @@ class Verification:
     seconds: float
     diagnostics: tuple[Diagnostic, ...]
     log_tail: tuple[str, ...]
-    grade: str = "measured"
+    grade: str = MEASURED
+    run_seconds: float | None = None
+    budget_seconds: float | None = None
+    time_holds: bool | None = None
+    host_resident_bytes: int | None = None
+    host_ledger_bytes: int | None = None
+    conditions: dict[str, Any] = field(default_factory=dict)
+    files_digest: str = ""
+    notes: tuple[str, ...] = ()
+    attributions: dict[int, Attribution] = field(default_factory=dict)
+    ranks_in_lock: int = 0
+    total_steps: int | None = None
+
+    @property
+    def over_memory(self) -> bool:
+        """Whether what is wrong is that the card has too little memory for the plan, and nothing else."""
+        return bool(self.diagnostics) and all(finding.code in OVER_MEMORY for finding in self.diagnostics)
 
     @property
     def passed(self) -> bool:
@@ -163,7 +209,13 @@ class Verification:
                 "peak_allocated_bytes": rank.peak_allocated_bytes,
                 "peak_reserved_bytes": rank.peak_reserved_bytes,
                 "required_bytes": rank.required_bytes,
+                "outside_allocator_bytes": rank.outside_allocator_bytes,
+                "others_bytes": rank.others_bytes,
                 "host_rss_peak_bytes": rank.host_rss_peak_bytes,
+                "host_pinned_peak_bytes": rank.host_pinned_peak_bytes,
+                "held_bytes": {f"{one.account} on {one.place}": one.held_bytes for one in rank.accounts},
+                "settled": rank.settled,
+                "tokens_per_second": None if rank.tokens_per_second is None else round(rank.tokens_per_second, 1),
             }
             for rank in self.ranks
         ]
@@ -180,11 +232,14 @@ class Verification:
             "budget_bytes": self.budget_bytes,
             "required_bytes": self.required_bytes,
             "step_seconds": None if self.step_seconds is None else round(self.step_seconds, 4),
+            "run_seconds": None if self.run_seconds is None else round(self.run_seconds, 1),
+            "conditions": self.conditions,
+            "files_digest": self.files_digest,
             "ranks": ranks,
         }
 
 
-def judge_rank(report: RankReport, promise: Promise) -> RankVerdict:
+def judge_rank(report: RankReport, promise: Promise, conditions: Conditions | None = None) -> RankVerdict:
     """Returns one rank's peaks beside what `promise` says.
 
     Assumes: `device_used_bytes` was read while the allocator held its peak, as it does unless its cache is emptied.
@@ -208,7 +263,13 @@ def judge_rank(report: RankReport, promise: Promise) -> RankVerdict:
         outside_allocator_bytes=outside,
         required_bytes=required,
         headroom_bytes=None if required is None else promise.budget_bytes - required,
+        others_bytes=0 if conditions is None else conditions.others_bytes(report),
         host_rss_peak_bytes=report.host_rss_peak_bytes,
+        host_pinned_peak_bytes=report.host_pinned_peak_bytes,
+        accounts=compare_accounts(report, promise),
+        settled=report.settled,
+        capacity_bytes=report.capacity_bytes,
+        ran_out=report.error is not None and report.error.kind == "out-of-memory",
         step_seconds=report.steady_step_seconds,
         tokens_per_second=report.tokens_per_second,
         first_loss=_finite(report.losses[0]) if report.losses else None,
@@ -226,16 +287,20 @@ def judge(
     seconds: float,
     diagnostics: tuple[Diagnostic, ...],
     log_tail: tuple[str, ...],
-    grade: str = "measured",
+    grade: str = MEASURED,
+    conditions: Conditions | None = None,
+    attributions: dict[int, Attribution] | None = None,
 ) -> Verification:
     """Returns the verification that follows from what the ranks reported and what went wrong (`diagnostics`)."""
-    ranks = tuple(judge_rank(report, promise) for report in reports)
+    ranks = tuple(judge_rank(report, promise, conditions) for report in reports)
     needs = [rank.required_bytes for rank in ranks if rank.required_bytes is not None]
     judged = device == "cuda" and bool(ranks) and len(needs) == len(ranks)
     required = max(needs) if judged else None
     times = [rank.step_seconds for rank in ranks if rank.step_seconds is not None]
     step_seconds = max(times, default=None)
     difference = None if required is None else required - promise.required_bytes
+    run_seconds = whole_run_seconds(step_seconds, promise) if device == "cuda" and grade == MEASURED else None
+    resident = [rank.host_rss_peak_bytes for rank in ranks if rank.host_rss_peak_bytes is not None]
     return Verification(
         device=device,
         judged=judged,
@@ -260,7 +325,35 @@ def judge(
         diagnostics=diagnostics,
         log_tail=log_tail if diagnostics else (),
         grade=grade,
+        run_seconds=run_seconds,
+        budget_seconds=promise.budget_seconds,
+        time_holds=_time_holds(run_seconds, promise),
+        host_resident_bytes=sum(resident) if resident else None,
+        host_ledger_bytes=promise.host_required_bytes,
+        conditions={} if conditions is None else conditions.document(),
+        files_digest=promise.files_digest,
+        notes=() if conditions is None else notes(promise, conditions, reports),
+        attributions=attributions or {},
+        total_steps=promise.total_steps,
     )
+
+
+def whole_run_seconds(step_seconds: float | None, promise: Promise) -> float | None:
+    """Returns how long the whole run takes at the measured pace; None when its steps are unknown.
+
+    The clock's run, which knows how long samples are, is longer or shorter by as much as its longest step is.
+    """
+    if step_seconds is None or promise.total_steps is None:
+        return None
+    if promise.total_seconds is None or not promise.step_seconds:
+        return step_seconds * promise.total_steps
+    return promise.total_seconds * step_seconds / promise.step_seconds
+
+
+def _time_holds(run_seconds: float | None, promise: Promise) -> bool | None:
+    if run_seconds is None or promise.budget_seconds is None:
+        return None
+    return run_seconds <= promise.budget_seconds
 
 
 def _compare_phases(report: RankReport, promise: Promise) -> tuple[PhaseComparison, ...]:
