@@ -35,9 +35,9 @@ def card_section() -> str:
     ]
     parts = [
         f"{found['cases']} configurations: {found['measured']} ran, {found['out_of_memory']} ran out of memory. "
-        f"Verdicts of the ledger alone that the card contradicts: {shown}. With the trace, which `memc compile` certifies "
-        f"with, called a fit and ran out of memory: {certified}; ran, and called no fit, for torch had to give back what "
-        f"it had cached or the reserve was used up: {refused}. Outside the allocator the card held "
+        f"Verdicts of the ledger alone that the card contradicts: {shown}. With the trace, which `memc compile` "
+        f"certifies with: {certified} that it calls a fit ran out of memory; {refused} ran and would not be written, "
+        "for torch had to give back what it had cached, or the reserve was used up. Outside the allocator it held "
         f"{found['context_bytes'] / 2**20:.0f} MiB in the median.\n",
         table(("figure", *_NUMBERS), errors, _NUMBERS),
         table(("case", *_COLUMNS), [_row(row) for row in found["rows"]], _COLUMNS),

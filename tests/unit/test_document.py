@@ -10,7 +10,10 @@ from memc.document import LOCK_SCHEMA, explain_document, ledger_document, lock_d
 from planspecs import answer_to, plan_of, spec_text
 
 SHAPE = {
-    "": "budget calibration clock considered feasible hardware infeasible ledger memc model plan reasons schema spec traced trail",
+    "": (
+        "budget calibration clock considered feasible hardware infeasible ledger memc model plan reasons schema spec "
+        "traced trail"
+    ),
     "plan": "rung settings techniques total_steps warnings",
     "ledger": "gpu host nvme",
     "ledger.gpu": (

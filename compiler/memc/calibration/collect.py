@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import yaml
-
 import memc
 from memc.calibration import corpus, locks
 from memc.calibration.rates import nearer
 from memc.calibration.records import LeftOut, Measurement
 from memc.driver import LOCK_NAME
-from memc.errors import Diagnostic, Location, MemcError, usage_error
+from memc.errors import Diagnostic, Location, MemcError
 from memc.facts import GpuFacts, load_fact, load_gpu
 from memc.facts.measured import SCHEMA, figures_document, figures_of, read_measured
 from memc.facts.records import MeasuredFigure
@@ -132,35 +128,6 @@ def no_nearer(documents: Sequence[Mapping[str, Any]], name: str, figure: Measure
     if own < published:
         return ""
     return f"not used: the clock's median error over these steps is {own:.1%} with it and {published:.1%} without"
-
-
-def write(document: Mapping[str, Any], path: Path, heading: str) -> None:
-    """Writes a file of figures: the old one or the new one is there, never half of one.
-
-    Raises:
-        MemcError: ``measured-file-unwritable``.
-    """
-    text = f"# {heading}\n" + yaml.safe_dump(dict(document), sort_keys=False, allow_unicode=True, width=120)
-    temporary = ""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink(missing_ok=True)
-        raise usage_error(
-            "measured-file-unwritable",
-            f"{path} cannot be written: {error.strerror or error}",
-            where=Location(file=str(path)),
-            hint="name another file with --output",
-        ) from error
 
 
 def _earlier(path: Path | None) -> list[Measurement]:

@@ -14,6 +14,8 @@ NAMES: dict[str, str] = {
     "whether that touches numerics.",
     "hardware": "Price SPEC on every card of the catalogue, and say what an upgrade from its own card is worth.",
     "init": "Write a commented spec to FILE (default: spec.yaml).",
+    "probe": "Measure what this machine achieves: products by shape and type, memory, PCIe, all-reduce, optimizers, "
+    "the drive.",
     "rehearse": "Run the script in FOLDER on phantom cards and compare what torch's allocator counts with the ledger.",
     "schema": "Print the JSON schema of a spec.",
     "solve": "Find the longest sequence, the largest micro-batch or model, the cheapest card or the "

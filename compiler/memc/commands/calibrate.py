@@ -37,10 +37,10 @@ def command(
     """
     from datetime import UTC, datetime
 
-    from memc.calibration import Limits, collect, document_of, text_lines, write
+    from memc.calibration import Limits, collect, document_of, text_lines
     from memc.errors import usage_error
     from memc.facts import load_gpu
-    from memc.facts.measured import SWITCH, user_path
+    from memc.facts.measured import SWITCH, user_path, write_measured
 
     path = output or user_path()
     if path is None:
@@ -55,7 +55,7 @@ def command(
     collected = collect(paths, path, limits)
     document = document_of(collected, datetime.now(UTC).date().isoformat())
     if not dry_run:
-        write(document, path, "Figures measured on a user's own cards, which memc plans with; by memc calibrate.")
+        write_measured(document, path, "Figures measured on a user's own cards: memc plans with them (memc calibrate).")
     if as_json:
         left_out = [{"place": item.place, "reason": item.reason} for item in collected.left_out]
         said: dict[str, Any] = {**document, "path": str(path), "written": not dry_run, "left_out": left_out}
