@@ -19,10 +19,11 @@ class NotCompiledError(AssertionError):
     """memc refused the spec; the message is what it said."""
 
 
-def compile_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
+def compile_folder(out: Path, config: TrainingConfig, *, certify: bool = True, **run: Any) -> Path:
     """Returns `out`, written by `memc compile` from a spec that pins every choice of `config`.
 
-    `run` are fields of RunSettings. The spec stands beside the folder. The command runs in this process.
+    `run` are fields of RunSettings. The spec stands beside the folder. The command runs in this process. Without
+    `certify` the plan is not traced, which changes no file but the lock.
 
     Raises:
         NotCompiledError: memc refuses the spec.
@@ -31,7 +32,8 @@ def compile_folder(out: Path, config: TrainingConfig, **run: Any) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     spec = out.with_name(out.name + ".yaml")
     spec.write_text(yaml.safe_dump(spec_fields(config, make_run(**run)), sort_keys=False), encoding="utf-8")
-    done = CliRunner().invoke(app, ["compile", str(spec), "-o", str(out)], standalone_mode=False)
+    command = ["compile", str(spec), "-o", str(out), *([] if certify else ["--no-certify"])]
+    done = CliRunner().invoke(app, command, standalone_mode=False)
     if done.exception is not None:
         raise NotCompiledError(str(done.exception)) from done.exception
     if done.return_value not in (None, 0) or not (out / "memc.lock").is_file():

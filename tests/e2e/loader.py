@@ -48,11 +48,25 @@ class Loader:
             self.process.stdout.close()
 
 
+def _sorts(written: Path) -> bool:
+    """Whether what was written sorts texts into classes."""
+    adapters, config = written / "adapter_config.json", written / "config.json"
+    if adapters.is_file():
+        return bool(json.loads(adapters.read_text(encoding="utf-8"))["task_type"] == "SEQ_CLS")
+    return "ForSequenceClassification" in json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
+
+
+def _auto_class(written: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if _sorts(written) else AutoModelForCausalLM
+
+
 def _adapters(base: Path, written: Path) -> dict[str, Any]:
     from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    model: Any = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), written)
+    model: Any = PeftModel.from_pretrained(_auto_class(written).from_pretrained(base), written)
     second = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
     ids = AutoTokenizer.from_pretrained(written)("The capital of France is", return_tensors="pt")
     return {
@@ -63,10 +77,10 @@ def _adapters(base: Path, written: Path) -> dict[str, Any]:
 
 
 def _model(base: Path, written: Path) -> dict[str, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
-    model, report = AutoModelForCausalLM.from_pretrained(written, output_loading_info=True)
-    before = AutoModelForCausalLM.from_pretrained(base).state_dict()
+    model, report = _auto_class(written).from_pretrained(written, output_loading_info=True)
+    before = _auto_class(written).from_pretrained(base).state_dict()
     moved = [name for name, tensor in model.state_dict().items() if not tensor.float().equal(before[name].float())]
     AutoTokenizer.from_pretrained(written)
     return {

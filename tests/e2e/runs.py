@@ -22,22 +22,30 @@ class Run:
 
     Attributes:
         config: What is compiled: a case of the matrix with as many processes and tokens as two cores take.
-        rows: Kind of the rows: chat, pair (prompt and completion), text, or parquet (chats in a Parquet file).
+        rows: Kind of the rows: chat, pair (prompt and completion), text, preference, class, or parquet (chats in a
+            Parquet file).
+        model: `small`, the cut SmolLM2, or the kind of a tiny model with random weights.
     """
 
     config: TrainingConfig
     rows: str = "chat"
+    model: str = "small"
 
     @property
     def learning_rate(self) -> float:
-        """A rate at which four steps show: adapters start from zero and take a larger one."""
-        return 3e-4 if self.config.method is Method.FULL else 5e-3
+        """A rate at which four steps show: adapters start from zero and take a larger one, as do random weights."""
+        if self.config.method is not Method.FULL:
+            return 5e-3
+        return 5e-5 if self.config.task is Task.DPO else 3e-4 if self.model == "small" else 2e-3
+
+    @property
+    def adapters(self) -> int:
+        """Linears of the model that carry an adapter: seven in each of four layers, six in each of an encoder's two."""
+        return 4 * 7 if self.model == "small" else 2 * 6
 
 
 def why_not(config: TrainingConfig) -> str | None:
     """Returns why a configuration does not train here, most often for want of a GPU; None when it does."""
-    if config.task not in (Task.SFT, Task.PRETRAIN):
-        return "runs in the tests of its task, with rows of its own kind"
     places = (config.offload_optimizer, config.offload_param)
     if config.precision is Precision.FP16:
         return (
@@ -66,15 +74,16 @@ def on_two_cores(config: TrainingConfig) -> TrainingConfig:
         nodes=1 if alone else config.nodes,
         max_length=64,
         gradient_accumulation_steps=1 if config.nodes == 2 else 2,
-        eval_batch_size=config.eval_batch_size if config.task is Task.PRETRAIN else 0,
+        eval_batch_size=config.eval_batch_size if config.task in (Task.PRETRAIN, Task.CLASSIFICATION) else 0,
     )
 
 
 def all_runs() -> dict[str, Run]:
     """Returns every run by name: the cases of the matrix that can, and the kinds of rows."""
     cases = {name: config for name, config in matrix().items() if why_not(config) is None}
+    rows = {Task.SFT: "chat", Task.PRETRAIN: "text", Task.DPO: "preference", Task.CLASSIFICATION: "class"}
     runs = {
-        name: Run(on_two_cores(config), "text" if config.task is Task.PRETRAIN else "chat")
+        name: Run(on_two_cores(config), rows[config.task], "bert" if name.startswith("classes-encoder") else "small")
         for name, config in cases.items()
     }
     padded = on_two_cores(make_config(micro_batch_size=2, padding_mask=True, packing=False))
@@ -117,15 +126,30 @@ CHOSEN = (
     "fsdp-qlora-bf16",
     "fsdp-hybrid",
     "two-nodes-ddp",
+    "dpo-single-qlora",
+    "dpo-ddp-precomputed",
+    "dpo-deepspeed-model",
+    "dpo-fsdp-adapters_off",
+    "classes-decoder-lora-bf16",
+    "classes-encoder-ddp-lora",
+    "classes-decoder-zero3-full",
+    "classes-encoder-fsdp-full",
 )
-"""Runs of every `make test`, beside those of preferences and classes; `make matrix ARGS=--all` trains every one."""
+"""Runs of every `make test`, beside the tests of preferences and of encoders; `make matrix ARGS=--all` trains all."""
+
+
+def _preference(question: str, answer: str) -> dict[str, Any]:
+    """Returns a pair that is easy to tell apart: an answer, and the same words in the reverse order."""
+    said = {"chosen": answer[:120], "rejected": " ".join(reversed(answer[:120].split()))}
+    row: dict[str, Any] = {key: [{"role": "assistant", "content": text}] for key, text in said.items()}
+    return {"prompt": [{"role": "user", "content": question[:80]}], **row}
 
 
 def write_rows(path: Path, kind: str, count: int, *, distinct: int, repeated: int = 1) -> None:
     """Writes `count` rows of a kind: the first `distinct` real instructions, again and again.
 
     Text of a row can be `repeated`. With few rows every batch holds much the same, so that four steps show a loss that
-    falls.
+    falls. Classes alternate: an even number of distinct rows has one class each.
     """
     chats = [json.loads(line)["messages"] for line in DATA.read_text(encoding="utf-8").splitlines()][:distinct]
     chats = [chats[number % len(chats)] for number in range(count)]
@@ -133,6 +157,8 @@ def write_rows(path: Path, kind: str, count: int, *, distinct: int, repeated: in
     rows: list[dict[str, Any]] = {
         "pair": [{"prompt": question, "completion": answer} for question, answer in turns],
         "text": [{"text": f"{question}\n{answer}\n" * repeated} for question, answer in turns],
+        "class": [{"text": question, "label": "ab"[number % 2]} for number, (question, _) in enumerate(turns)],
+        "preference": [_preference(question, answer) for question, answer in turns],
     }.get(kind) or [{"messages": chat} for chat in chats]
     if kind == "parquet":
         import pyarrow

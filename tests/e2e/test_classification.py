@@ -11,22 +11,10 @@ from statistics import mean
 import pytest
 import yaml
 from folder import inspect_model, launch
-from torch_extensions import framework_environment
+from tiny_models import write_tiny
 
 pytestmark = pytest.mark.slow
 
-_BUILD = """
-import sys, torch
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
-kind, small, folder = sys.argv[1:]
-tokenizer = AutoTokenizer.from_pretrained(small)
-torch.manual_seed(0)
-sizes = dict(hidden_size=128, num_hidden_layers=2, num_attention_heads=2, intermediate_size=256)
-config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), max_position_embeddings=130, **sizes)
-config.pad_token_id = tokenizer.pad_token_id
-AutoModelForMaskedLM.from_config(config).save_pretrained(folder)
-tokenizer.save_pretrained(folder)
-"""
 _LOAD = """
 import json, sys
 import torch
@@ -44,13 +32,6 @@ said = [model.config.id2label[int(model(torch.tensor([one])).logits.argmax())] f
 print(json.dumps(said))
 """
 TEXTS = {"good": "I love this wonderful film number {}", "bad": "A dreadful waste of time, film number {}"}
-
-
-def write_model(kind: str, small: Path, folder: Path) -> Path:
-    """Writes an encoder with random weights, as a checkpoint for masked tokens, with the tokenizer of SmolLM2."""
-    command = [sys.executable, "-W", "ignore", "-c", _BUILD, kind, str(small), str(folder)]
-    subprocess.run(command, check=True, env=framework_environment(), capture_output=True, timeout=600)
-    return folder
 
 
 def compile_texts(folder: Path, model: Path, *, method: str, rows: int = 48) -> Path:
@@ -82,7 +63,7 @@ def compile_texts(folder: Path, model: Path, *, method: str, rows: int = 48) -> 
     [("bert", "full"), ("bert", "lora"), ("roberta", "full"), ("roberta", "lora"), ("modernbert", "full")],
 )
 def test_texts_are_sorted_after_training(tmp_path: Path, small: Path, kind: str, method: str) -> None:
-    model = write_model(kind, small, tmp_path / kind)
+    model = write_tiny(kind, small, tmp_path / kind)
     out = compile_texts(tmp_path, model, method=method)
     outcome = launch(out, tmp_path)
     assert outcome.status == 0, outcome.text[-4000:]
@@ -95,7 +76,7 @@ def test_texts_are_sorted_after_training(tmp_path: Path, small: Path, kind: str,
 
 
 def test_a_row_of_another_kind_is_named(tmp_path: Path, small: Path) -> None:
-    out = compile_texts(tmp_path, write_model("bert", small, tmp_path / "bert"), method="full", rows=4)
+    out = compile_texts(tmp_path, write_tiny("bert", small, tmp_path / "bert"), method="full", rows=4)
     with (tmp_path / "texts.jsonl").open("a", encoding="utf-8") as rows:
         rows.write(json.dumps({"text": "A film", "label": 1}) + "\n")
     outcome = launch(out, tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from statistics import mean
 
@@ -13,12 +15,22 @@ from loader import Loader
 from memc.config import TrainingConfig
 from runs import CHOSEN, SAVE_STEPS, STEPS, Run, distinct_runs, write_rows
 from specmaker import compile_folder
+from tiny_models import write_tiny
 
 pytestmark = pytest.mark.slow
 RUNS, _ = distinct_runs()
 NAMES = tuple(RUNS) if os.environ.get("MEMC_MATRIX") == "all" else CHOSEN
-LINEARS = 4 * 7
-"""Linears of the small model that carry an adapter: seven in each of its layers."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Callable[[str], Path]:
+    """Returns what gives the folder of a kind of model, made once."""
+
+    @cache
+    def folder(kind: str) -> Path:
+        return small if kind == "small" else write_tiny(kind, small, tmp_path_factory.mktemp("tiny") / kind)
+
+    return folder
 
 
 def start(folder: Path, place: Path, config: TrainingConfig, *arguments: str) -> Outcome:
@@ -30,13 +42,13 @@ def start(folder: Path, place: Path, config: TrainingConfig, *arguments: str) ->
     return outcomes[0]
 
 
-def check_written(small: Path, written: Path, config: TrainingConfig, loader: Loader) -> None:
+def check_written(base: Path, written: Path, run: Run, loader: Loader) -> None:
     """What was saved is whole, finite, and not what the run started from."""
-    found = loader.ask(small, written)
+    found = loader.ask(base, written)
     assert found.get("error") is None, found["error"]
     assert found["finite"]
-    if config.lora is not None:
-        assert (found["lora_B"], found["non_zero"]) == (LINEARS, LINEARS)
+    if run.config.lora is not None:
+        assert (found["lora_B"], found["non_zero"]) == (run.adapters, run.adapters)
         assert not (written / "model.safetensors").exists()
     else:
         assert (found["missing"], found["unexpected"]) == (0, 0)
@@ -44,13 +56,13 @@ def check_written(small: Path, written: Path, config: TrainingConfig, loader: Lo
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_runs(name: str, tmp_path: Path, small: Path, loader: Loader) -> None:
+def test_runs(name: str, tmp_path: Path, models: Callable[[str], Path], loader: Loader) -> None:
     run: Run = RUNS[name]
-    config = run.config
+    config, model = run.config, models(run.model)
     data = "rows.parquet" if run.rows == "parquet" else "rows.jsonl"
     write_rows(tmp_path / data, run.rows, count=4 * config.global_batch_size, distinct=2)
     folder = compile_folder(
-        tmp_path / "out of this world", config, model=str(small), train_data=data, output_dir="runs/it",
+        tmp_path / "out of this world", config, model=str(model), train_data=data, output_dir="runs/it",
         max_steps=STEPS, save_steps=SAVE_STEPS, learning_rate=run.learning_rate,
         eval_data=data if config.eval_batch_size else "", eval_steps=STEPS if config.eval_batch_size else 0,
     )  # fmt: skip
@@ -62,11 +74,11 @@ def test_runs(name: str, tmp_path: Path, small: Path, loader: Loader) -> None:
     assert ("eval_loss" in outcome.text) is (config.eval_batch_size > 0)
     assert all(log["tokens_per_second_per_gpu"] > 0 for log in outcome.logs)
     written = tmp_path / "runs" / "it"
-    check_written(small, written / "final", config, loader)
+    check_written(model, written / "final", run, loader)
 
     shutil.rmtree(written / f"checkpoint-{STEPS}")
     shutil.rmtree(written / "final")
     again = start(folder, tmp_path, config, "--resume")
     assert again.status == 0, again.text[-6000:]
-    assert again.losses == pytest.approx(losses[SAVE_STEPS:], rel=0.01), (losses, again.losses)
+    assert again.losses == pytest.approx(losses[SAVE_STEPS:], rel=0.01, abs=0.002), (losses, again.losses)
     assert (written / "final").is_dir()

@@ -78,7 +78,7 @@ def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, 
         assert checkpointing["every_n_layers"] == max(config.checkpoint_every, 1)
         assert checkpointing["use_reentrant"] is (config.zero_stage == 3 and config.method is not Method.FULL)
         assert checkpointing.get("offload", False) is False, "a CPU has no pinned memory"
-    assert arguments["prediction_loss_only"] is True
+    assert arguments["prediction_loss_only"] is (config.task is not Task.CLASSIFICATION)
     if config.task is Task.SFT:
         assert arguments["max_length"] == config.max_length
         assert arguments["packing"] is config.packing
@@ -139,7 +139,7 @@ def test_accelerate_shards_as_the_plan_says(name: str, reports: dict[str, dict[s
     assert (read["type"], read["version"], read["reshard"]) == ("FSDP", 2, fsdp.reshard_after_forward)
     assert read["offload"] == ("CPUOffloadPolicy" if fsdp.offload is Offload.CPU else "OffloadPolicy")
     assert read["state_dict"] == ("SHARDED_STATE_DICT" if fsdp.sharded_checkpoints else "FULL_STATE_DICT")
-    assert read["wraps"] == ["LlamaDecoderLayer"]
+    assert read["wraps"] == ["BertLayer" if name.startswith("classes-encoder") else "LlamaDecoderLayer"]
     assert read["efficient_loading"] is (config.method is not Method.QLORA)
     by_plugin = config.checkpoint_every == 1 and config.method is Method.FULL
     assert read["checkpointing"] is by_plugin
