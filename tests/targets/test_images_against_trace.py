@@ -80,3 +80,30 @@ def test_allocated_peak_is_that_of_the_trace(name: str, case: str) -> None:
     off = (bill.peak_allocated_bytes - cublas - traced.peak_allocated_bytes) / traced.peak_allocated_bytes
     assert "image of" in traced.assumes[0]
     assert BELOW <= off <= WORST
+
+
+TOWER = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 4,
+    "num_labels": 100,
+}
+TOWER_CASES: dict[str, dict[str, Any]] = {
+    "full": {},
+    "full-checkpointed": {"checkpoint_every": 1},
+    "adapters-every-second-layer": {"method": "lora", "checkpoint_every": 2},
+    "4-bit-eager": {"method": "qlora", "attention": "eager"},
+}
+
+
+@pytest.mark.parametrize("case", TOWER_CASES)
+def test_a_classifier_of_images_is_its_trace(case: str) -> None:
+    model = {**read_spec("models", "google--vit-base-patch16-224")["config"], **TOWER}
+    facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
+    targets = default_lora_targets(facts, "all-linear")
+    settings = config(**{"targets": targets, "batch": 12, "length": 64, **TOWER_CASES[case]})
+    bill = Estimator(facts, ledger_facts(load_gpu("h100-sxm5-80gb"))).ledger(settings).gpu
+    cublas = sum(entry.bytes for entry in bill.entries if entry.in_allocator and "cublas" in entry.name)
+    traced = trace_step(settings, model).peak_allocated_bytes
+    assert bill.peak_allocated_bytes - cublas == pytest.approx(traced, rel=0.005)

@@ -196,6 +196,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         auto_class=architecture.get("auto_class", "AutoModelForCausalLM"),
         sees=main.sees,
         positions_per_item=main.positions_per_item,
+        input_elements=main.input_elements,
         outer_linears=main.linears,
         outer_tensors=main.tensors,
         outer_norms=main.norms,

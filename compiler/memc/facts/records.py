@@ -169,6 +169,9 @@ class AttentionFacts:
         mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
         within: Positions of the pieces that positions see each other within; None where they see all.
         padded: Whether the mask of a padded batch of texts reaches it.
+        position_table: Rows of a table of distances that the scores of every layer are made with; 0 without one. Such a
+            model hands its layers the table and the distances of all pairs, masks every pair, and keeps what each layer
+            gave until all have run.
     """
 
     heads: int
@@ -186,6 +189,7 @@ class AttentionFacts:
     mixed_heads: bool = False
     padded: bool = True
     within: int | None = None
+    position_table: int = 0
 
     @property
     def value_width(self) -> int:
@@ -411,6 +415,7 @@ class ModelFacts:
         auto_class: The Auto class of transformers that builds it.
         sees: What the positions of the main stack stand for.
         positions_per_item: Positions of one image in the main stack of an image model; None for text.
+        input_elements: What the batch holds of one image where the main stack sees images, in elements.
         outer_linears: Linears of the main stack outside its layers; empty in a plain decoder.
         outer_tensors: Further parameters outside the layers; empty in a plain decoder.
         outer_norms: Further norms outside the layers; empty in a plain decoder.
@@ -445,6 +450,7 @@ class ModelFacts:
     auto_class: str = "AutoModelForCausalLM"
     sees: Sees = Sees.TEXT
     positions_per_item: int | None = None
+    input_elements: int = 0
     outer_linears: tuple[Linear, ...] = ()
     outer_tensors: tuple[Tensor, ...] = ()
     outer_norms: tuple[Norm, ...] = ()
@@ -470,6 +476,7 @@ class ModelFacts:
             tensors=self.outer_tensors,
             norms=self.outer_norms,
             positions_per_item=self.positions_per_item,
+            input_elements=self.input_elements,
             before=self.before,
         )
         return (*self.other_stacks, main)

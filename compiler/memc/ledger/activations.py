@@ -17,7 +17,7 @@ from memc.ledger.layer import layer_mode, saved_per_token, shapes_of
 from memc.ledger.masks import SOURCE as MASKS_SOURCE
 from memc.ledger.masks import attention_masks
 from memc.ledger.peaks import Peaks, Shapes, Sum
-from memc.ledger.places import places
+from memc.ledger.places import places, unit_of
 from memc.ledger.reference import SOURCE as REFERENCE_SOURCE
 from memc.ledger.reference import frozen_forward, reference_mode, runs_reference
 from memc.ledger.shared import SOURCE as SHARED_SOURCE
@@ -271,7 +271,7 @@ def activation_bill(model: ModelFacts, config: TrainingConfig, facts: LedgerFact
     _embedding(bill, model, config, mode)
     _embedding_output(bill, pile, model, config, mode)
     _tables(bill, pile, model, config, mode)
-    image_entries(bill, model, config)
+    image_entries(bill, model, config, mode.types.weight)
     if config.eval_batch_size:
         _evaluation(bill, model, config, mode, facts)
     return bill
@@ -324,24 +324,41 @@ def _forward(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, 
 
 
 def _embedding_output(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
-    """Books what the embedding gives where no layer keeps it: the model's forward holds it as long as it runs.
+    """Books what the embedding gives where no layer keeps it.
 
-    With adapters and checkpointing it is a leaf that needs a gradient, which its accumulation node holds until the
-    step's backward reaches it; so it stays beside the checkpoints wherever the first layer reads something made of it.
+    The model's forward holds what its first layer is given as long as it runs. With adapters and checkpointing what the
+    embedding gives is a leaf that needs a gradient, which its accumulation node holds until the step's backward reaches
+    it; so it stays beside the checkpoints wherever the first layer reads something made of it.
     Source: transformers modeling_utils.py enable_input_require_grads; torch/csrc/autograd/functions/accumulate_grad.h.
     """
-    lowest = pile.layers[0]
-    leaf = not mode.trains and bool(config.checkpoint_every)
-    replaced = not lowest.keeps_input or (model.embedding_dropout and lowest.checkpointed)
-    texts = sum(stack.sees in (Sees.TEXT, Sees.SOURCE) for stack in model.stacks) if leaf else 1
-    tokens = _tokens(model, config)
-    size = texts * mode.types.stream * model.hidden_size * tokens
-    text = f"{texts} x {mode.types.stream} B x hidden {model.hidden_size} x {tokens} tokens"
-    moments = [Moment.FORWARD] if replaced and (leaf or pile.highest_forward()) else []
-    if replaced and leaf:
-        moments += [Moment.LOSS, Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING]
-    for moment in moments:
+    lowest, first = pile.layers[0], pile.layers[pile.before]
+    dropped = model.embedding_dropout and lowest.checkpointed
+    leaf = not mode.trains and bool(config.checkpoint_every) and (dropped or not lowest.keeps_input)
+    if not leaf:
+        size = first.input_not_kept
+        text = f"{size} B that the first layer is given"
+        if dropped:
+            size, text = _embedded(pile, model, mode, 1)
+        if pile.highest_forward() > pile.before:
+            bill.add("embedding-output", Account.ACTIVATIONS, size, Moment.FORWARD, lambda: text, _SOURCE)
+        return
+    texts = sum(stack.sees in (Sees.TEXT, Sees.SOURCE) for stack in model.stacks)
+    size, text = _embedded(pile, model, mode, 1 if model.sees is Sees.IMAGE else texts)
+    for moment in (
+        Moment.FORWARD,
+        Moment.LOSS,
+        Moment.BACKWARD_FIRST_LAYER,
+        Moment.BACKWARD_LAST_LAYER,
+        Moment.BACKWARD_EMBEDDING,
+    ):
         bill.add("embedding-output", Account.ACTIVATIONS, size, moment, lambda: text, _SOURCE)
+
+
+def _embedded(pile: Pile, model: ModelFacts, mode: LayerMode, stacks: int) -> tuple[int, str]:
+    """Returns the bytes that the embeddings of some stacks give, and how they come about."""
+    positions, item = pile.shapes.of(unit_of(model.stacks[-1])), mode.types.stream
+    text = f"{stacks} x {item} B x hidden {model.hidden_size} x {positions} positions"
+    return stacks * item * model.hidden_size * positions, text
 
 
 def _loss(

@@ -13,7 +13,7 @@ from memc.ledger.dtypes import Dtypes
 from memc.ledger.library import OPERATIONS
 from memc.ledger.machine import CASTS, GRADIENTS, Gradients, Machine, Node, Storage, Tensor
 from memc.ledger.peaks import Peaks, Sum, peaks_of
-from memc.ledger.places import places
+from memc.ledger.places import places, unit_of
 from memc.ledger.products import AUTOCAST_LEFT, Weight, empty_cache
 from memc.ledger.program import parse_program
 
@@ -530,7 +530,8 @@ def _tail_forward(
         **{f"norm_{kind.value}": model.final_norm.kind is kind for kind in type(model.final_norm.kind)},
     }
     machine = Machine(parse_program(model.tail), OPERATIONS, names, grad=grad)
-    x = machine.new("B*T", model.hidden_size, types.stream, "output of the last layer")
+    unit = unit_of(model.stacks[-1])
+    x = machine.new(unit, model.hidden_size, types.stream, "output of the last layer")
     if grad:
         machine.leaf(x, _take, sequence=0)
     names["output of the layers"] = x

@@ -181,8 +181,12 @@ def lowest_block(model: ModelFacts) -> Block:
     return stack.groups[0].block
 
 
-def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None:
-    """Books the recordings or pixels of a batch, and the rotary tables of their stack."""
+def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig, weight_item: int) -> None:
+    """Books the recordings or pixels of a batch, and the rotary tables of their stack.
+
+    A model of images alone holds the pixels in the type of its weights while it runs.
+    Source: transformers ViTModel.forward and its like.
+    """
     _recordings(bill, model, config)
     shapes, stack = image_shapes(model, config), image_stack(model)
     if shapes is None or stack is None or stack.unused_layers == stack.num_layers:
@@ -193,6 +197,15 @@ def image_entries(bill: Bill, model: ModelFacts, config: TrainingConfig) -> None
     for moment in _WHOLE_STEP:
         bill.add(
             "pixels", Account.ACTIVATIONS, _INPUT_BYTES * count, moment, lambda: text, "transformers image processors"
+        )
+    if not _has_text(model) and weight_item != _INPUT_BYTES:
+        bill.add(
+            "pixels-as-weights",
+            Account.ACTIVATIONS,
+            weight_item * count,
+            Moment.FORWARD,
+            lambda: f"{weight_item} B x {count} elements of {images} images",
+            "transformers modelling code",
         )
     attention = stack.groups[0].block.attention
     rotary = 2 * 4 * attention.head_dim * images * shapes.patches if attention.rotary else 0

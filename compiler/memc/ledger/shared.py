@@ -104,7 +104,8 @@ def shared_tensors(
 def outputs_that_stay(model: ModelFacts, inputs: Sequence[int]) -> tuple[Shared, ...]:
     """Returns the outputs of layers that a model gathers, and lets go of when all layers have run.
 
-    What a layer above keeps for backward is counted with that layer, and its input while it runs.
+    What a layer above keeps for backward is counted with that layer, its input while it runs, and what the lowest layer
+    is given as the embedding's output.
     Source: transformers 5.24.0 models/deberta_v2/modeling_deberta_v2.py DebertaV2Encoder.forward, all_hidden_states.
 
     Args:
@@ -115,7 +116,7 @@ def outputs_that_stay(model: ModelFacts, inputs: Sequence[int]) -> tuple[Shared,
     for first, last in stack_ends(model):
         if not run[last].block.attention.position_table:
             continue
-        held = [(at + 1, inputs[at]) for at in range(first, last) if inputs[at]]
+        held = [(at + 1, inputs[at]) for at in range(first + 1, last) if inputs[at]]
         found += [Shared("output of the layer below", at, last, None, size, 0, 0, False) for at, size in held]
     return tuple(found)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, Task, TrainingConfig
-from memc.facts.records import Component, Linear, ModelFacts, Norm
+from memc.facts.records import Component, Linear, ModelFacts, Norm, Tensor
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
@@ -13,7 +13,6 @@ from memc.ledger.image_shapes import idle_adapters, idle_params, lowest_block, r
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
 from memc.units import ceil_div
 
-_ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
 _TORCH = "torch.optim, torch.autograd"
 
 COPYING_OPTIMIZERS = frozenset({Optimizer.ADAMW_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW})
@@ -41,6 +40,7 @@ class ParamCounts:
         largest_tensor: Elements of the largest trainable tensor.
         largest_module: Elements of the largest module that ZeRO-3 gathers at once: a linear, the embedding, the head,
             or all experts of a layer, which are a leaf.
+        below: Trainable elements of modules between the input embedding and the layers, whose gradient comes last too.
     """
 
     total: int
@@ -56,6 +56,7 @@ class ParamCounts:
     layer_linears: int
     largest_tensor: int
     largest_module: int
+    below: int = 0
 
 
 def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> ParamCounts:
@@ -86,6 +87,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             layer_linears=layer_linears,
             largest_tensor=max(tensors),
             largest_module=max(modules),
+            below=_params_below(model),
         )
     rank, targets = config.lora.rank, frozenset(config.lora.target_modules)
     pairs = [
@@ -130,6 +132,13 @@ def _tail_params(model: ModelFacts) -> int:
     """Returns the elements of linears and norms between the layers and the head."""
     modules: tuple[Linear | Norm, ...] = (*model.outer_linears, *model.outer_norms)
     return sum(module.params for module in modules if _in_tail(model, module))
+
+
+def _params_below(model: ModelFacts) -> int:
+    """Returns the elements of modules outside the layers of the main stack that do not stand behind them."""
+    modules: tuple[Linear | Norm | Tensor, ...] = (*model.outer_linears, *model.outer_norms, *model.outer_tensors)
+    below = [module for module in modules if isinstance(module, Tensor) or not _in_tail(model, module)]
+    return sum(module.params for module in (*below, *model.embedding_norms))
 
 
 def _tail_adapters(model: ModelFacts, rank: int, targets: frozenset[str]) -> int:
@@ -300,11 +309,14 @@ def parameter_entries(config: TrainingConfig, counts: ParamCounts, facts: Ledger
 
 
 def state_entries(config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
-    """Returns master weights, gradients, optimizer states and the transients of the step on one GPU."""
+    """Returns master weights, gradients, optimizer states and the transients of the step on one GPU.
+
+    Those of DeepSpeed stand in `zero`, but for the head's share of a shared tensor's gradient.
+    """
     types = dtypes(config)
     tied = _tied_head_gradient(config, counts, types)
     if config.engine is Engine.DEEPSPEED:
-        return [*tied, *_zero_entries(config, counts, types)]
+        return tied
     return [*tied, *_plain_gradients(config, counts, types), *_plain_optimizer(config, counts, types, facts)]
 
 
@@ -353,6 +365,7 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
             return [buckets]
     stays = TRAINING if config.gradient_accumulation_steps > 1 else frozenset({Moment.STEP})
     layers = counts.trainable - counts.head - counts.embedding
+    upper, last = layers - counts.lowest_layer - counts.below, counts.embedding + counts.below
     kept = " and, while accumulating, through the next forward" if config.gradient_accumulation_steps > 1 else ""
     entries = [
         gpu_entry(
@@ -366,9 +379,9 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
         gpu_entry(
             "gradients-layers",
             Account.GRADIENTS,
-            size * (layers - counts.lowest_layer),
+            size * upper,
             stays | {Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING},
-            f"{size} B x {layers - counts.lowest_layer} elements, complete before the last layer of backward{kept}",
+            f"{size} B x {upper} elements, complete before the last layer of backward{kept}",
             source,
         ),
         gpu_entry(
@@ -382,9 +395,9 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
         gpu_entry(
             "gradients-embedding",
             Account.GRADIENTS,
-            size * counts.embedding,
+            size * last,
             stays | {Moment.BACKWARD_EMBEDDING},
-            f"{size} B x {counts.embedding} elements, after the last layer of backward{kept}",
+            f"{size} B x {last} elements, after the last layer of backward{kept}",
             source,
         ),
     ]
@@ -446,143 +459,6 @@ def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes,
                 frozenset({Moment.STEP}),
                 f"one temporary list: {types.state} B x {counts.trainable} elements",
                 "torch.optim adam.py _multi_tensor_adam",
-            )
-        )
-    return entries
-
-
-def _zero_entries(config: TrainingConfig, counts: ParamCounts, types: Dtypes) -> list[Entry]:
-    """Returns what DeepSpeed holds on one GPU for the trainable elements."""
-    zero = config.zero
-    assert zero is not None
-    ranks = config.world_size
-    share = ceil_div(counts.trainable, ranks if zero.stage else 1)
-    text = f"{counts.trainable} trainable elements" + (f" / {ranks} ranks" if zero.stage else "")
-    entries: list[Entry] = []
-    if zero.offload_optimizer is Offload.NONE:
-        master, moment = zero.master_bytes, zero.moment_bytes
-        moments = f"2 moments x {moment} B x {text}"
-        entries += [
-            gpu_entry("master-weights", Account.MASTER_WEIGHTS, master * share, ALWAYS, f"{master} B x {text}", _ZERO),
-            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 2 * moment * share, AFTER_LOAD, moments, _ZERO),
-        ]
-    entries += _zero_gradients(config, counts, types, share, text)
-    entries += _zero_buckets(config, counts)
-    return entries
-
-
-def _zero_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str) -> list[Entry]:
-    """Returns gradients and the flat copies of the step, by stage."""
-    zero = config.zero
-    assert zero is not None
-    size = types.gradient
-    # A flat 16-bit gradient is copied into the masters' type, unless that is its own.
-    copies = size if zero.master_bytes == size else size + zero.master_bytes
-    what = f"({size} B flat gradient" + (")" if copies == size else f" + {zero.master_bytes} B in the masters' type)")
-    offloaded = zero.offload_optimizer is not Offload.NONE
-    late = frozenset({Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING, Moment.STEP})
-    stays = TRAINING if config.gradient_accumulation_steps > 1 else late
-    if zero.stage == 3:
-        if offloaded:
-            return []
-        unit = min(share, zero.sub_group_elements)
-        return [
-            gpu_entry("gradient-shards", Account.GRADIENTS, size * share, ALWAYS, f"{size} B x {text}", _ZERO),
-            gpu_entry(
-                "step-sub-group",
-                Account.WORKSPACE,
-                copies * unit,
-                frozenset({Moment.STEP}),
-                f"{what} x {unit} elements of one sub-group",
-                "DeepSpeed stage3.py step",
-            ),
-        ]
-    if zero.stage == 2 and offloaded:
-        return [
-            gpu_entry(
-                "gradient-staging",
-                Account.GRADIENTS,
-                size * counts.largest_tensor,
-                AFTER_LOAD,
-                f"{size} B x {counts.largest_tensor} elements of the largest tensor",
-                "DeepSpeed stage_1_and_2.py temp_grad_buffer_for_gpu_offload",
-            )
-        ]
-    held = share if zero.stage == 2 else counts.trainable
-    while_step = stays if zero.stage == 2 else stays - {Moment.STEP}
-    entries = [
-        gpu_entry(
-            "gradients",
-            Account.GRADIENTS,
-            size * held,
-            while_step if zero.stage else stays,
-            f"{size} B x {held} elements" + (" of this rank's partition" if zero.stage == 2 else ""),
-            _ZERO,
-        )
-    ]
-    if zero.stage == 1:
-        entries.append(
-            gpu_entry(
-                "gradients-of-partition",
-                Account.GRADIENTS,
-                size * share,
-                frozenset({Moment.STEP}),
-                f"{size} B x {text}: the rest is freed once reduced",
-                _ZERO,
-            )
-        )
-    if zero.stage:
-        entries.append(
-            gpu_entry(
-                "step-flat-copies",
-                Account.WORKSPACE,
-                copies * share,
-                frozenset({Moment.STEP}),
-                f"{what} x {text}",
-                "DeepSpeed stage_1_and_2.py step",
-            )
-        )
-    return entries
-
-
-def _zero_buckets(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
-    """Returns reduction buckets and the window of gathered parameters."""
-    zero = config.zero
-    assert zero is not None
-    if not zero.stage:
-        return []
-    bucket = min(zero.reduce_bucket_elements, counts.trainable)
-    copies = 2 if zero.overlap_comm and zero.stage < 3 else 1
-    entries = [
-        gpu_entry(
-            "reduce-buckets",
-            Account.WORKSPACE,
-            2 * bucket * copies,
-            BACKWARD if zero.stage < 3 else ALWAYS,
-            f"{copies} x 2 B x {bucket} elements",
-            "DeepSpeed ipg_buckets",
-        )
-    ]
-    if zero.stage == 3:
-        window = min(counts.total, max(zero.max_live_elements, counts.largest_module + zero.prefetch_elements))
-        entries.append(
-            gpu_entry(
-                "gathered-parameters",
-                Account.WORKSPACE,
-                2 * window,
-                TRAINING - {Moment.STEP} | {Moment.EVALUATE},
-                f"2 B x {window} elements: stage3_max_live_parameters, at most the model",
-                "DeepSpeed partitioned_param_coordinator.py",
-            )
-        )
-        entries.append(
-            gpu_entry(
-                "module-being-saved",
-                Account.WORKSPACE,
-                2 * counts.largest_module,
-                frozenset({Moment.SAVE}),
-                f"2 B x {counts.largest_module} elements of the largest module, whole on its way to the host",
-                "deepspeed engine.py _zero3_consolidated_16bit_state_dict, zero.GatheredParameters",
             )
         )
     return entries
