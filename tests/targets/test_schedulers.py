@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
+import sys
 from dataclasses import replace
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from memc.config import Engine, Method, TrainingConfig
@@ -80,6 +87,26 @@ def test_slurm_starts_one_launcher_per_node(tmp_path: Path) -> None:
     assert "submit from the folder" in elsewhere.stderr
 
 
+def sbatch_options() -> set[str]:
+    """Returns the names of sbatch's options, from the list that the package simple-slurm brings."""
+    found = find_spec("simple_slurm")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("simple-slurm is not installed: pip install --no-deps simple-slurm")
+    lines = (Path(found.submodule_search_locations[0]) / "arguments.txt").read_text(encoding="utf-8").split()
+    return {line.partition(",")[0].replace("_", "-") for line in lines}
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_slurm_knows_every_option(nodes: int) -> None:
+    known = sbatch_options()
+    text = files(nodes, scheduler="slurm", partition="gpu", account="lab", time_limit_hours=30)["job.sbatch"]
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    asked = re.findall(r"^#SBATCH --([\w-]+)=\S+", text, flags=re.MULTILINE)
+    assert len(asked) == text.count("\n#SBATCH ") == 8
+    assert set(asked) <= known
+    assert "gpus-a-node" not in known
+
+
 def test_kubeflow_reads_the_job_and_mounts_the_files() -> None:
     models = pytest.importorskip("kubeflow_trainer_api.models", reason="kubeflow-trainer-api is not installed")
     written = files(scheduler="kubernetes", image="registry/train:1", volume="claim", time_limit_hours=2)
@@ -108,6 +135,40 @@ def test_skypilot_task_copies_the_folder_and_names_the_first_node(tmp_path: Path
     environment.pop("MAIN_PROCESS_PORT", None)
     run = subprocess.run(["bash", "-c", task["run"]], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert run.stdout == "rank=1 ip=10.0.0.1 port= arguments=\n"
+
+
+@pytest.fixture
+def skypilot_schemas(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns SkyPilot's module of schemas, without what the rest of the package would load.
+
+    The names of clouds, which it asks a catalogue for, are left empty: no file of memc names one.
+    """
+    found = find_spec("sky")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("skypilot is not installed: pip install --no-deps skypilot")
+    package, clouds = ModuleType("sky"), ModuleType("sky.clouds")
+    package.__path__ = list(found.submodule_search_locations)
+    package.__version__ = version("skypilot")  # type: ignore[attr-defined]
+    clouds.service_catalog = ModuleType("sky.clouds.service_catalog")  # type: ignore[attr-defined]
+    clouds.service_catalog.ALL_CLOUDS = ()
+    for name in [name for name in sys.modules if name.split(".")[0] == "sky"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "sky", package)
+    monkeypatch.setitem(sys.modules, "sky.clouds", clouds)
+    return importlib.import_module("sky.utils.schemas")
+
+
+@pytest.mark.parametrize("image", ["", "registry/train:1"], ids=["machine", "container"])
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_skypilot_schemas_accept_the_task(skypilot_schemas: Any, nodes: int, image: str) -> None:
+    """The task and its resources, each by the schema that SkyPilot checks it with; a key of neither is refused."""
+    task = yaml.safe_load(files(nodes, scheduler="skypilot", accelerator="H100", image=image)["sky.yaml"])
+    jsonschema.validate(task, skypilot_schemas.get_task_schema())
+    jsonschema.validate(task["resources"], skypilot_schemas.get_resources_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(task | {"nodes": nodes}, skypilot_schemas.get_task_schema())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(task["resources"] | {"gpus": 8}, skypilot_schemas.get_resources_schema())
 
 
 def test_one_node_asks_for_no_address() -> None:
