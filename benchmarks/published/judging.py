@@ -17,7 +17,7 @@ from published.alone import is_operation, operation_bytes
 from published.pinning import Pinned, pin
 from published.readings import Metric, read_metric
 from published.records import Record, Skip
-from published.replay import reserved_above_allocated
+from published.reserved import reserved_above_allocated
 
 _COMPARED = ("measured",)
 _VERDICTS = ("oom", "fits")
@@ -99,7 +99,7 @@ class Judge:
             record=record,
             metric=metric,
             published_bytes=published,
-            priced_bytes=self.counted(ledger, pinned, metric),
+            priced_bytes=self.counted(record, ledger, pinned, metric),
             ledger=ledger,
             pinned=pinned,
         )
@@ -109,13 +109,13 @@ class Judge:
         ledger = self.price(pinned)
         return Outcome(
             record=record,
-            priced_bytes=self.counted(ledger, pinned, Metric.DEVICE),
+            priced_bytes=self.counted(record, ledger, pinned, Metric.DEVICE),
             capacity_bytes=_capacity(record, pinned),
             ledger=ledger,
             pinned=pinned,
         )
 
-    def counted(self, ledger: Ledger, pinned: Pinned, metric: Metric) -> int:
+    def counted(self, record: Record, ledger: Ledger, pinned: Pinned, metric: Metric) -> int:
         """Returns the bytes that a metric counts.
 
         Loading is left out unless the counter was not reset after it: every program loads in its own way. What the
@@ -128,22 +128,23 @@ class Judge:
             return allocated
         reserved = allocated
         if not pinned.config.expandable_segments:
-            capacity = pinned.gpu.capacity_bytes
+            capacity = capacity_bytes(record, pinned)
             room = None if capacity is None else capacity - gpu.outside_allocator_bytes
-            above = reserved_above_allocated(pinned.model, pinned.config, self._facts(pinned), room)
+            above = reserved_above_allocated(pinned.model, pinned.config, self.facts(pinned), room)
             reserved = max(allocated, step + above)
         return reserved if metric is Metric.RESERVED else reserved + gpu.outside_allocator_bytes
 
     def price(self, pinned: Pinned) -> Ledger:
         """Returns the bill of a pinned configuration."""
-        facts = self._facts(pinned)
+        facts = self.facts(pinned)
         key = (pinned.model.key, pinned.model.model_type, facts)
         if key not in self._estimators:
             self._estimators[key] = Estimator(pinned.model, facts)
         return self._estimators[key].ledger(pinned.config)
 
     @staticmethod
-    def _facts(pinned: Pinned) -> LedgerFacts:
+    def facts(pinned: Pinned) -> LedgerFacts:
+        """Returns the library facts of what a record ran."""
         facts = replace(ledger_facts(pinned.gpu), stack=pinned.software.stack)
         context = pinned.software.context_bytes
         return facts if context is None else replace(facts, context_bytes=context)
@@ -166,15 +167,21 @@ def _best_metric(record: Record) -> tuple[Metric, int]:
     return metric, published
 
 
+def capacity_bytes(record: Record, pinned: Pinned) -> int | None:
+    """Returns what the card of a record has: the catalogue's figure, or the record's for that name in another size."""
+    nominal, capacity = record.capacity_bytes, pinned.gpu.capacity_bytes
+    if nominal is not None and (capacity is None or not 0.85 < capacity / nominal < 1.05):
+        return nominal
+    return capacity
+
+
 def _capacity(record: Record, pinned: Pinned) -> int:
     """Returns what the card of a record has.
 
     Raises:
         Skip: When neither the catalogue nor the record says it.
     """
-    nominal, capacity = record.capacity_bytes, pinned.gpu.capacity_bytes
-    if nominal is not None and (capacity is None or not 0.85 < capacity / nominal < 1.05):
-        capacity = nominal  # the card of that name in another size
+    capacity = capacity_bytes(record, pinned)
     if capacity is None:
         raise Skip("the card's size is not known")
     return capacity

@@ -1,4 +1,4 @@
-"""What the caching allocator holds above what lies in it: three steps of a pinned configuration, replayed.
+"""Steps of a pinned configuration, replayed on a simulation of the caching allocator.
 
 The ledger's figure is what tensors hold. Counters of reserved memory also count what fixed segments cannot reuse:
 blocks of one phase are cut up by states that stay, and the next phase's larger blocks need new segments. Order and
@@ -24,29 +24,11 @@ from memc.units import ceil_div, next_power_of_two
 
 from published.caching import Block, CachingAllocator
 
-_STEPS = 3
 _COMPUTE, _GATHER, _REDUCE = 0, 1, 2
 
 
-def reserved_above_allocated(
-    model: ModelFacts, config: TrainingConfig, facts: LedgerFacts, capacity_bytes: int | None
-) -> int:
-    """Returns peak reserved less peak allocated bytes of a replay on one GPU.
-
-    Args:
-        model: The model, with block programs.
-        config: The configuration.
-        facts: Library facts, with the stack.
-        capacity_bytes: What the card has; cached segments are given back when it is reached.
-    """
-    replay = Replay(model, config, facts, capacity_bytes)
-    for _ in range(_STEPS):
-        replay.step()
-    return replay.allocator.peak_reserved_bytes - replay.allocator.peak_allocated_bytes
-
-
 @dataclass
-class _Kept:
+class Kept:
     """What one layer holds between its forward and its backward."""
 
     input: Block
@@ -66,7 +48,7 @@ class Replay:
         self.ranks = config.shard_ranks if config.engine in (Engine.FSDP, Engine.DEEPSPEED) else 1
         self.shards_weights = config.engine is Engine.FSDP or config.zero_stage == 3
         self.layers = [group.block for group in model.groups for _ in range(group.count)]
-        self.mode = _mode(config, self.types)
+        self.mode = self._layer_mode()
         self.shapes = Shapes(
             {"B": config.micro_batch_size, "T": config.max_length, "r": config.lora.rank if config.lora else 0}
         )
@@ -74,7 +56,15 @@ class Replay:
         self.states: list[Block] = []
         self.gradients: list[Block] = []
         self.held: list[Block] = []
+        self._start()
+
+    def _start(self) -> None:
+        """Prepares what stays."""
         self._load()
+
+    def _layer_mode(self) -> LayerMode:
+        """Returns the mode that layers run in."""
+        return _mode(self.config, self.types)
 
     @property
     def _holds_inputs(self) -> bool:
@@ -143,7 +133,7 @@ class Replay:
         """Replays forward, loss, backward and the optimizer once."""
         root = self._gathered_root()
         stream = self._take(self._stream_bytes)
-        kept: list[_Kept] = []
+        kept: list[Kept] = []
         waiting: list[Block] = []
         for index, block in enumerate(self.layers):
             gathered = self._gather(block)
@@ -168,7 +158,7 @@ class Replay:
         self._drop(root)
         self._optimize()
 
-    def _forward(self, index: int, block: Layer, stream: Block) -> tuple[_Kept, Block]:
+    def _forward(self, index: int, block: Layer, stream: Block) -> tuple[Kept, Block]:
         """Replays a layer's forward; returns what it keeps and its output."""
         run, every = self.runs[id(block)], self.config.checkpoint_every
         checkpointed = every > 0 and index % every == 0
@@ -180,11 +170,11 @@ class Replay:
             alive.pop(first)
             output = alive.pop(max(alive)) if alive else self._take(self._stream_bytes)
             self._drop(alive.values())
-            return _Kept(stream), output
+            return Kept(stream), output
         alive = self._play(peaks, peaks.tape, {first: stream})
-        return _Kept(stream, alive), self._take(self._stream_bytes)
+        return Kept(stream, alive), self._take(self._stream_bytes)
 
-    def _backward(self, block: Layer, layer: _Kept, gradient: Block) -> Block:
+    def _backward(self, block: Layer, layer: Kept, gradient: Block) -> Block:
         """Replays a layer's backward; returns the gradient of its input."""
         run = self.runs[id(block)]
         if layer.saved:
@@ -201,12 +191,16 @@ class Replay:
         result: Block | None = None
         for index, left in list(alive.items()):
             if names[index].account == GRADIENTS and self.mode.gradients_stay:
-                self.gradients.append(left)
+                self._weight_gradient(left)
             elif result is None:
                 result = left
             else:
                 self._free(left)
         return result or self._take(self._stream_bytes)
+
+    def _weight_gradient(self, made: Block) -> None:
+        """Takes in a gradient that a layer's backward leaves."""
+        self.gradients.append(made)
 
     def _play(
         self, peaks: Peaks, events: Sequence[int], alive: dict[int, Block], *, first_new: Block | None = None
@@ -242,6 +236,8 @@ class Replay:
         wide_norm, output = self._take(4 * hidden), self._take(types.stream * hidden)
         if stack.cross_entropy is CrossEntropy.LINEAR:
             gradient = self._linear_loss(hidden)
+        elif stack.cross_entropy is CrossEntropy.COMPILED:
+            gradient = self._compiled_loss(hidden)
         else:
             gradient = self._whole_loss(stack, hidden)
         self._drop([wide_norm, output, stream])
@@ -254,6 +250,7 @@ class Replay:
         wide = 4 if stack.logits_upcast else compute
         output: Block | None = self._take(compute * logits)
         assert output is not None
+        self._logits_made()
         copies = [self._take(wide * logits) for _ in range((wide != compute) + stack.shifted_copy)]
         if wide != compute and not stack.logits_kept:
             self._free(output)
@@ -263,7 +260,7 @@ class Replay:
         if torch_loss and not stack.logits_stay:
             self._drop(copies)
             copies = []
-        if output is not None and copies and not stack.logits_stay:
+        if output is not None and not stack.logits_stay:
             self._free(output)
             output = None
         made = self._take(wide * logits)
@@ -275,11 +272,35 @@ class Replay:
             narrow = self._take(compute * logits)
             self._free(made)
             made = narrow
-        if self.config.lora is None and not self.shards_weights and self.model.head_params:
-            self.gradients.append(self._take(self.types.gradient * self.model.head_params))
+        self._logits_gradient_made()
+        self._head_gradient_made()
         gradient = self._take(self.types.stream * hidden)
         self._drop([made, *copies, *([] if output is None else [output])])
         return gradient
+
+    def _compiled_loss(self, hidden: int) -> Block:
+        """Replays a compiled loss: the logits, and their gradient beside them."""
+        logits = self.types.compute * self.config.micro_batch_tokens * self.model.vocab_size
+        output = self._take(logits)
+        self._logits_made()
+        made = self._take(logits)
+        self._free(output)
+        self._logits_gradient_made()
+        self._head_gradient_made()
+        gradient = self._take(self.types.stream * hidden)
+        self._free(made)
+        return gradient
+
+    def _logits_made(self) -> None:
+        """Nothing else happens when the logits exist."""
+
+    def _logits_gradient_made(self) -> None:
+        """Nothing else happens when backward leaves the loss."""
+
+    def _head_gradient_made(self) -> None:
+        """Allocates the gradient of a head that trains and is not sharded."""
+        if self.config.lora is None and not self.shards_weights and self.model.head_params:
+            self.gradients.append(self._take(self.types.gradient * self.model.head_params))
 
     def _linear_loss(self, hidden: int) -> Block:
         tokens, vocab = self.config.micro_batch_tokens, self.model.vocab_size

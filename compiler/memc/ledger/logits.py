@@ -31,7 +31,8 @@ def _whole(model: ModelFacts, config: TrainingConfig, stack: Stack) -> list[Entr
     What layers hand out for a cache lives until the model returns: beside the forward of the loss alone.
 
     Source: transformers loss_utils.ForCausalLMLoss and its predecessors in modelling files; torch log_softmax and
-        nll_loss backward; a fused kernel writes the gradient over its input.
+        nll_loss backward; a fused kernel writes the gradient over its input; torch 2.13 _inductor: what the compiled
+        cross entropy of a 16-bit tensor's fp32 copy saves (the tensor) and allocates in backward (one of its size).
     """
     types, tokens, vocab = dtypes(config), config.micro_batch_tokens, model.vocab_size
     forward, backward = _forward_logit_bytes(types, stack), _backward_logit_bytes(types, stack)
@@ -90,6 +91,8 @@ def _handed_out_bytes(model: ModelFacts, config: TrainingConfig, stack: Stack) -
 
 
 def _forward_logit_bytes(types: Dtypes, stack: Stack) -> int:
+    if stack.cross_entropy is CrossEntropy.COMPILED:
+        return types.compute
     wide = 4 if stack.logits_upcast else types.compute
     first = types.compute if types.compute != wide and stack.logits_kept else 0
     copies = 1 + (stack.cross_entropy is CrossEntropy.TORCH)
@@ -98,6 +101,8 @@ def _forward_logit_bytes(types: Dtypes, stack: Stack) -> int:
 
 
 def _forward_text(types: Dtypes, stack: Stack) -> str:
+    if stack.cross_entropy is CrossEntropy.COMPILED:
+        return f"{types.compute} B logits"
     wide = 4 if stack.logits_upcast else types.compute
     parts = [f"{types.compute} B logits"] if types.compute != wide and stack.logits_kept else []
     parts.append(f"{wide} B " + ("fp32 copy" if types.compute != wide else "logits"))
@@ -113,6 +118,8 @@ def _backward_logit_bytes(types: Dtypes, stack: Stack) -> int:
 
 def _gradient_bytes(types: Dtypes, stack: Stack) -> int:
     """Returns what backward itself holds of the logits and their gradients."""
+    if stack.cross_entropy is CrossEntropy.COMPILED:
+        return 2 * types.compute
     wide = 4 if stack.logits_upcast else types.compute
     if stack.cross_entropy is CrossEntropy.TORCH:
         return 3 * wide
@@ -122,8 +129,11 @@ def _gradient_bytes(types: Dtypes, stack: Stack) -> int:
 
 
 def _staying_bytes(types: Dtypes, stack: Stack) -> int:
-    """Returns what stays of the model's output: 16-bit logits, or fp32 ones where the model made them so."""
-    if not stack.logits_stay:
+    """Returns what stays of the model's output: 16-bit logits, or fp32 ones where the model made them so.
+
+    A compiled loss keeps the output itself, whoever else holds it.
+    """
+    if not stack.logits_stay or stack.cross_entropy is CrossEntropy.COMPILED:
         return 0
     return types.compute if stack.logits_kept or not stack.logits_upcast else 4
 
@@ -131,6 +141,8 @@ def _staying_bytes(types: Dtypes, stack: Stack) -> int:
 def _backward_text(types: Dtypes, stack: Stack) -> str:
     wide = 4 if stack.logits_upcast else types.compute
     staying = _staying_bytes(types, stack)
+    if stack.cross_entropy is CrossEntropy.COMPILED:
+        return f"{types.compute} B logits + {types.compute} B their gradient"
     first = f"{staying} B logits of the output + " if staying else ""
     if stack.cross_entropy is CrossEntropy.TORCH:
         return f"{first}{wide} B log-softmax + {wide} B its gradient + {wide} B gradient of the logits"

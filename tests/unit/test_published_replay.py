@@ -1,0 +1,67 @@
+"""The replay of FSDP2's steps beside the real ones, whose code ran on phantom cards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from memc.units import GIB
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from published.judging import Judge, capacity_bytes
+from published.pinning import pin
+from published.records import Record
+from published.reserved import replay_of
+
+TITAN = {
+    "source": "pytorch/torchtitan",
+    "framework": "torchtitan",
+    "date": "2025",
+    "gpu": "H100",
+    "gpu_mem_gb": 96,
+    "method": "full (pretraining)",
+    "weight_dtype": "fp32 sharded",
+    "mixed_precision": "FSDP2 param bf16, reduce fp32",
+    "attention": "sdpa",
+    "fused_kernels": "none",
+    "seq_len": 4096,
+}
+LLAMA, QWEN = "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen3-32B"
+
+# torch 2.14.1's fully_shard and allocator, torchtitan's models at d66b72a6a, its wrapping and AdamW, a fake process
+# group, no card: reserved GiB after the first and after the third step.
+REHEARSED = [
+    (LLAMA, 8, 1, "full", "adamw foreach", 21.90, 27.77),
+    (QWEN, 8, 1, "full", "adamw fused", 65.74, 81.46),
+    (QWEN, 8, 2, "full", "adamw fused", 65.58, 91.24),
+    (QWEN, 16, 4, "full", "adamw fused", 67.02, 76.29),
+]
+
+
+def record(model: str, ranks: int, samples: int, checkpointing: str, optimizer: str) -> Record:
+    own = {"model": model, "n_gpus": ranks, "sharding": f"FSDP2 {ranks}", "micro_batch": samples}
+    return Record({**TITAN, **own, "gradient_checkpointing": checkpointing, "optimizer": optimizer})
+
+
+@pytest.mark.parametrize(("model", "ranks", "samples", "checkpointing", "optimizer", "first", "third"), REHEARSED)
+def test_reserved_memory_is_what_the_real_code_reserves(
+    model: str, ranks: int, samples: int, checkpointing: str, optimizer: str, first: float, third: float
+) -> None:
+    one = record(model, ranks, samples, checkpointing, optimizer)
+    pinned = pin(one)
+    replay = replay_of(pinned.model, pinned.config, Judge.facts(pinned), capacity_bytes(one, pinned))
+    reserved = []
+    for _ in range(3):
+        replay.step()
+        reserved.append(replay.allocator.peak_reserved_bytes / GIB)
+    assert reserved[0] == pytest.approx(first, rel=0.01)
+    assert reserved[2] == pytest.approx(third, rel=0.015)
+
+
+def test_a_card_of_that_name_in_another_size_has_what_the_record_says() -> None:
+    one = record(QWEN, 8, 1, "full", "adamw fused")
+    assert capacity_bytes(one, pin(one)) == 96 * GIB
+    plain = Record({**one.fields, "gpu_mem_gb": 80})
+    assert 78 * GIB < (capacity_bytes(plain, pin(plain)) or 0) < 80 * GIB
