@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memc.facts.calibration import calibration_lines
-from memc.ledger.entries import Account, Grade, Phase, ResourceLedger, allocated_by_account
+from memc.ledger.entries import Account, Grade, Moment, Phase, ResourceLedger, allocated_by_account
 from memc.plan import Infeasible, Plan, TrailStep, Verdict
 from memc.units import GIB, format_gib, format_seconds
 from memc.verdict import describe, plan_verdict, refusal_verdict
@@ -138,9 +138,15 @@ class _Bill:
             cells = [f"{sums[account] / GIB:.2f}" for account in accounts]
             table.add_row(phase.value + mark, *cells, f"{peaks[phase] / GIB:.2f}")
         yield table
-        outside = [f"{format_gib(entry.bytes)} {entry.name}" for entry in bill.entries if not entry.in_allocator]
-        if outside:
-            yield _Sentence(f"and in every phase, beyond what is allocated: {', '.join(outside)}")
+        beyond = [entry for entry in bill.entries if not entry.in_allocator]
+        always = [entry for entry in beyond if all(entry.counts_at(moment) for moment in Moment)]
+        if always:
+            listed = ", ".join(f"{format_gib(entry.bytes)} {entry.name}" for entry in always)
+            yield _Sentence(f"and in every phase, beyond what is allocated: {listed}")
+        for entry in beyond:
+            if entry not in always:
+                phases = dict.fromkeys(moment.phase.value for moment in Moment if moment in entry.moments)
+                yield _Sentence(f"and in {', '.join(phases)}: {format_gib(entry.bytes)} {entry.name}")
 
 
 def _host_line(bill: ResourceLedger, budget_bytes: int | None) -> _Sentence:

@@ -41,7 +41,7 @@ def any_candidate(machine: Machine, data: st.DataObject) -> Candidate:
 
 def required(machine: Machine, config: TrainingConfig) -> tuple[int, int, int]:
     price = machine.estimator.price(config)
-    return price.gpu_required_bytes, price.gpu_allocated_bytes, price.host_required_bytes
+    return price.gpu_required_bytes, price.gpu_reserved_bytes, price.host_required_bytes
 
 
 @given(machines, st.data())
@@ -52,17 +52,24 @@ def test_entries_sum_to_the_peak(machine: Machine, data: st.DataObject) -> None:
     for resource in Resource:
         bill = ledger.of(resource)
         inside = [entry for entry in bill.entries if entry.in_allocator]
-        outside = sum(entry.bytes for entry in bill.entries if not entry.in_allocator)
+        cached = [entry for entry in bill.entries if entry.is_cached]
+        outside = sum(entry.bytes for entry in bill.entries if not entry.in_allocator and not entry.is_cached)
         alive = {moment: sum(entry.bytes for entry in inside if moment in entry.moments) for moment in Moment}
         assert bill.peak_allocated_bytes == max(alive.values())
-        assert bill.required_bytes == max(alive.values()) + outside
+        held = {
+            moment: size + sum(entry.bytes for entry in cached if moment in entry.moments)
+            for moment, size in alive.items()
+        }
+        assert bill.peak_reserved_bytes == max(held.values())
+        assert bill.required_bytes == max(held.values()) + outside
         assert bill.by_phase() == {
             phase: max(alive[moment] for moment in Moment if moment.phase is phase) for phase in bill.by_phase()
         }
         assert alive[bill.binding_moment] == max(alive.values())
-        assert sum(bill.by_account().values()) == bill.required_bytes
+        moment = bill.binding_moment
+        assert sum(bill.by_account().values()) == held[moment] + outside
     assert price.gpu_required_bytes == ledger.gpu.required_bytes
-    assert price.gpu_allocated_bytes == ledger.gpu.peak_allocated_bytes
+    assert price.gpu_reserved_bytes == ledger.gpu.peak_reserved_bytes
     assert price.host_required_bytes == ledger.host.required_bytes
 
 

@@ -85,6 +85,7 @@ class LedgerFacts:
         adam8bit_block_params: Elements that share one quantisation constant of 8-bit states.
         adam8bit_min_params: Smaller tensors keep 32-bit states.
         process_host_bytes: Resident memory of one training process before it loads anything.
+        capacity_bytes: Memory of the card as torch sees it; 0 when unknown.
         stack: What the libraries of the run do where versions and kernels differ.
     """
 
@@ -101,6 +102,7 @@ class LedgerFacts:
     adam8bit_block_params: int
     adam8bit_min_params: int
     process_host_bytes: int
+    capacity_bytes: int = 0
     stack: Stack = MEMC_STACK
     context_source: str = _CONTEXT_SOURCE
 
@@ -140,6 +142,7 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
         adam8bit_block_params=_number("bitsandbytes.adam8bit_block_elements"),
         adam8bit_min_params=_number("bitsandbytes.adam8bit_minimum_elements"),
         process_host_bytes=_number("process.resident_bytes"),
+        capacity_bytes=gpu.capacity_bytes or 0,
     )
 
 

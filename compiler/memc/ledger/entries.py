@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 ALLOCATOR = "allocator-"
-"""Names of entries begin with it for what torch's allocator holds beyond what is allocated."""
+"""Names of entries begin with it for what torch's allocator holds beyond what is allocated, at their moments."""
 
 
 class Account(StrEnum):
@@ -105,6 +105,15 @@ class Entry:
     uncertainty_bytes: int = 0
     uncertainty: str = ""
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether torch's allocator holds it without a tensor in it: freed for one use, of no use for another."""
+        return not self.in_allocator and self.name.startswith(ALLOCATOR)
+
+    def counts_at(self, moment: Moment) -> bool:
+        """Returns whether the card must have it at a moment; at all of them when it lies outside the allocator."""
+        return moment in self.moments or not (self.in_allocator or self.is_cached)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResourceLedger:
@@ -114,7 +123,7 @@ class ResourceLedger:
         resource: Which one.
         entries: All of them, in account order.
         by_moment: Sum alive at each moment, over entries that count as allocated (all, off the GPU).
-        reserved_above_allocated_bytes: What the caching allocator holds beyond the allocated peak.
+        reserved_above_allocated_bytes: What the allocator holds at its largest moment beyond the allocated peak.
         outside_allocator_bytes: What the card must have beyond reserved (CUDA context, NCCL).
         grade: How the allocated peak is known.
     """
@@ -155,7 +164,7 @@ class ResourceLedger:
     def uncertainty_bytes(self) -> int:
         """Sum of the named uncertainties of entries alive at the peak."""
         moment = self.binding_moment
-        return sum(e.uncertainty_bytes for e in self.entries if moment in e.moments or not e.in_allocator)
+        return sum(entry.uncertainty_bytes for entry in self.entries if entry.counts_at(moment))
 
     def by_phase(self) -> dict[Phase, int]:
         """Returns the allocated peak of each phase."""
@@ -169,7 +178,7 @@ class ResourceLedger:
         at = self.binding_moment if moment is None else moment
         sums = dict.fromkeys(Account, 0)
         for entry in self.entries:
-            if at in entry.moments or not entry.in_allocator:
+            if entry.counts_at(at):
                 sums[entry.account] += entry.bytes
         return sums
 
@@ -197,14 +206,17 @@ def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLed
         if entry.in_allocator:
             for moment in entry.moments:
                 by_moment[moment] += entry.bytes
-    outside = [entry for entry in own if not entry.in_allocator]
-    reserved = sum(entry.bytes for entry in outside if entry.name.startswith(ALLOCATOR))
+    held = dict(by_moment)
+    for entry in own:
+        if entry.is_cached:
+            for moment in entry.moments:
+                held[moment] += entry.bytes
     return ResourceLedger(
         resource=resource,
         entries=own,
         by_moment=by_moment,
-        reserved_above_allocated_bytes=reserved,
-        outside_allocator_bytes=sum(entry.bytes for entry in outside) - reserved,
+        reserved_above_allocated_bytes=max(held.values()) - max(by_moment.values()),
+        outside_allocator_bytes=sum(entry.bytes for entry in own if not entry.in_allocator and not entry.is_cached),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from memc.config import TrainingConfig
+from memc.config import Engine, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.activations import activation_bill, waiting_bytes
 from memc.ledger.bill import Bill
@@ -25,6 +25,7 @@ from memc.ledger.reference import reference_entries, reference_load_entries
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
 from memc.ledger.tokens import token_entries
 from memc.ledger.workspace import workspace_entries
+from memc.ledger.zero import zero_entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +34,14 @@ class Price:
 
     Attributes:
         gpu_required_bytes: What one card must have: reserved plus context.
-        gpu_allocated_bytes: Allocated peak.
+        gpu_reserved_bytes: What torch's allocator holds at its peak.
         host_required_bytes: What one node's memory must hold.
         nvme_required_bytes: What one node's drive must hold.
         parts: What it is made of; `ledger` turns them into entries.
     """
 
     gpu_required_bytes: int
-    gpu_allocated_bytes: int
+    gpu_reserved_bytes: int
     host_required_bytes: int
     nvme_required_bytes: int
     parts: tuple[Part, ...]
@@ -107,7 +108,10 @@ def _parameters(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, 
 def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     if config.fsdp is not None:
         return fsdp_state_entries(model, config, counts)
-    return state_entries(config, counts, facts)
+    entries = state_entries(config, counts, facts)
+    if config.engine is Engine.DEEPSPEED:
+        entries += zero_entries(model, config, counts, dtypes(config), facts)
+    return entries
 
 
 def _host(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
@@ -254,10 +258,10 @@ class Estimator:
 
 def total(parts: tuple[Part, ...]) -> Price:
     """Returns the totals of a bill that is made of `parts`."""
-    allocated = max(map(sum, zip(*(part.gpu for part in parts), strict=True)))
+    reserved = max(map(sum, zip(*(part.gpu for part in parts), strict=True)))
     return Price(
-        gpu_required_bytes=allocated + sum(part.gpu_outside for part in parts),
-        gpu_allocated_bytes=allocated,
+        gpu_required_bytes=reserved + sum(part.gpu_outside for part in parts),
+        gpu_reserved_bytes=reserved,
         host_required_bytes=max(map(sum, zip(*(part.host for part in parts), strict=True))),
         nvme_required_bytes=max(map(sum, zip(*(part.nvme for part in parts), strict=True))),
         parts=parts,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from memc.ledger.entries import Account, Entry, Moment, Resource
+from memc.ledger.entries import ALLOCATOR, Account, Entry, Moment, Resource
 
 MOMENTS = tuple(Moment)
 ALWAYS = frozenset(MOMENTS)
@@ -26,10 +26,10 @@ class Part:
     """Entries with their sums by moment, computed once.
 
     Attributes:
-        gpu: Allocated bytes on the GPU at each of `MOMENTS`.
+        gpu: Bytes that torch's allocator holds on the GPU at each of `MOMENTS`.
         host: Bytes on the host at each of `MOMENTS`.
         nvme: Bytes on the node's drive at each of `MOMENTS`.
-        gpu_outside: Bytes the card must have beyond the allocated ones.
+        gpu_outside: Bytes the card must have beyond those.
         off_gpu: Whether anything of it lies on the host or on a drive.
     """
 
@@ -41,7 +41,7 @@ class Part:
         sums = {resource: [0] * len(MOMENTS) for resource in Resource}
         outside = 0
         for entry in self._entries:
-            if entry.resource is Resource.GPU and not entry.in_allocator:
+            if entry.resource is Resource.GPU and not entry.in_allocator and not entry.is_cached:
                 outside += entry.bytes
                 continue
             own, moments = sums[entry.resource], entry.moments
@@ -90,6 +90,22 @@ def gpu_entry(
         moments=moments,
         formula=formula,
         source=source,
+    )
+
+
+def cached_entry(
+    name: str, account: Account, size_bytes: int, moments: frozenset[Moment], formula: str, source: str
+) -> Entry:
+    """Returns an entry of what the allocator holds on the GPU without a tensor in it; `name` follows ``allocator-``."""
+    return Entry(
+        name=ALLOCATOR + name,
+        account=account,
+        resource=Resource.GPU,
+        bytes=size_bytes,
+        moments=moments,
+        formula=formula,
+        source=source,
+        in_allocator=False,
     )
 
 

@@ -1,0 +1,1 @@
+"""The ledger beside rehearsals: which cases, what was rehearsed, how far they are apart."""

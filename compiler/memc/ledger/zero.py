@@ -1,0 +1,293 @@
+"""What DeepSpeed's ZeRO holds on one GPU for what trains, from its initialisation to its step.
+
+Ranks differ: gradients are kept by whole parameters of a rank's part. The fullest rank is booked at each moment.
+"""
+
+from __future__ import annotations
+
+from memc.config import Offload, TrainingConfig, ZeroConfig
+from memc.facts.records import ModelFacts
+from memc.ledger.constants import LedgerFacts
+from memc.ledger.dtypes import Dtypes
+from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.partitions import Holdings, holdings, trained_matrices
+from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, cached_entry, gpu_entry
+from memc.ledger.states import ParamCounts
+from memc.units import ceil_div
+
+_ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
+_STAGE_2 = "DeepSpeed stage_1_and_2.py"
+_STAGE_3 = "DeepSpeed stage3.py"
+_LOAD = frozenset({Moment.LOAD})
+_AHEAD = frozenset({Moment.FORWARD, Moment.LOSS})
+_FIRST = frozenset({Moment.BACKWARD_FIRST_LAYER})
+_LAST = frozenset({Moment.BACKWARD_LAST_LAYER})
+_EMBEDDING = frozenset({Moment.BACKWARD_EMBEDDING})
+_STEP = frozenset({Moment.STEP})
+
+
+def zero_entries(
+    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts
+) -> list[Entry]:
+    """Returns what DeepSpeed holds on one GPU for the trainable elements."""
+    zero = config.zero
+    assert zero is not None
+    ranks = config.world_size
+    share = ceil_div(counts.trainable, ranks if zero.stage else 1)
+    text = f"{counts.trainable} trainable elements" + (f" / {ranks} ranks" if zero.stage else "")
+    entries: list[Entry] = []
+    if zero.offload_optimizer is Offload.NONE:
+        master, moment = zero.master_bytes, zero.moment_bytes
+        moments = f"2 moments x {moment} B x {text}"
+        entries += [
+            gpu_entry("master-weights", Account.MASTER_WEIGHTS, master * share, ALWAYS, f"{master} B x {text}", _ZERO),
+            gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 2 * moment * share, AFTER_LOAD, moments, _ZERO),
+        ]
+    if zero.stage == 3:
+        entries += _stage_3(config, counts, types, share, text)
+    elif zero.stage:
+        entries += _flattening(config, counts, types, facts, share)
+        entries += _partitioned_gradients(model, config, counts, types)
+        entries += _flat_copies(config, types, share, text)
+    else:
+        stays = TRAINING if config.gradient_accumulation_steps > 1 else (_LAST | _EMBEDDING | _STEP)
+        size = types.gradient * counts.trainable
+        formula = f"{types.gradient} B x {counts.trainable} elements"
+        entries.append(gpu_entry("gradients", Account.GRADIENTS, size, stays, formula, _ZERO))
+    return [*entries, *_buckets(zero)]
+
+
+def flattened_on_gpu(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts) -> bool:
+    """Returns whether stages 1 and 2 copy what trains into one flat buffer on the GPU; they use the host otherwise.
+
+    Source: DeepSpeed runtime/zero/stage_1_and_2.py __init__, flatten_on_accelerator: the card's free memory decides.
+    """
+    if not facts.capacity_bytes:
+        return True
+    loaded = types.weight * counts.total + types.gradient * counts.trainable
+    outside = facts.context_bytes + (facts.nccl_bytes if config.world_size > 1 else 0)
+    return outside + loaded + types.gradient * counts.trainable <= facts.capacity_bytes
+
+
+def _flattening(
+    config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts, share: int
+) -> list[Entry]:
+    """Returns what initialisation of stages 1 and 2 takes beside weights and masters, the largest of three instants.
+
+    First all that trains is copied into one flat buffer, before there are masters; then this rank's part is copied on
+    its way to a master; then gradients as large as the masters are made and dropped.
+    """
+    zero = config.zero
+    assert zero is not None
+    size, on_gpu = types.gradient, zero.offload_optimizer is Offload.NONE
+    master = zero.master_bytes * share if on_gpu else 0
+    flat = size * counts.trainable if flattened_on_gpu(config, counts, types, facts) else 0
+    part = size * share if zero.master_bytes != size else 0
+    extra = max(flat - master, part, master)
+    return [
+        gpu_entry(
+            "zero-initialisation",
+            Account.WORKSPACE,
+            extra,
+            _LOAD,
+            f"the largest of {flat} B of a flat copy less {master} B of masters that come later, {part} B of this "
+            f"rank's part on its way to a master, {master} B of gradients of the masters",
+            "DeepSpeed stage_1_and_2.py __init__, initialize_optimizer_states",
+        )
+    ]
+
+
+def _partitioned_gradients(
+    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes
+) -> list[Entry]:
+    """Returns gradients of stages 1 and 2 by moment, and what their reduction's stream keeps in between."""
+    zero, size = config.zero, types.gradient
+    assert zero is not None
+    if zero.stage == 2 and zero.offload_optimizer is not Offload.NONE:
+        return [
+            gpu_entry(
+                "gradient-staging",
+                Account.GRADIENTS,
+                size * counts.largest_tensor,
+                ALWAYS,
+                f"{size} B x {counts.largest_tensor} elements of the largest tensor",
+                "DeepSpeed stage_1_and_2.py temp_grad_buffer_for_gpu_offload",
+            ),
+            *_each(size, _arriving(counts), "of tensors that are not yet on their way to the host"),
+        ]
+    matrices = trained_matrices(model, config)
+    held = holdings(matrices, config.world_size, zero.reduce_bucket_elements)
+    rest = ceil_div(max(0, counts.trainable - sum(matrices)), config.world_size)
+    accumulates = config.gradient_accumulation_steps > 1
+    if zero.stage == 2:
+        sizes = _stage_2(held, counts, accumulates=accumulates)
+    else:
+        sizes = _stage_1(held, counts, accumulates=accumulates, overlaps=zero.overlap_comm)
+    entries = _each(size, [(moments, elements + rest if elements else 0) for moments, elements in sizes])
+    if zero.overlap_comm:
+        alive = frozenset[Moment]().union(*(moments for moments, elements in sizes if elements >= held.own))
+        entries.append(
+            cached_entry(
+                "reduction-stream",
+                Account.GRADIENTS,
+                size * held.own,
+                TRAINING - alive,
+                f"{size} B x {held.own} elements of this rank's gradients, whose memory serves their stream alone",
+                "DeepSpeed stage_1_and_2.py reduce_ipg_grads; torch CUDACachingAllocator.cpp",
+            )
+        )
+    return entries
+
+
+def _each(size: int, sizes: list[tuple[frozenset[Moment], int]], what: str = "on the fullest rank") -> list[Entry]:
+    """Returns one entry of gradients for each group of moments."""
+    names = {_AHEAD: "gradients", _FIRST: "gradients-first-layer", _LAST: "gradients-last-layer"}
+    names |= {_EMBEDDING: "gradients-embedding", _STEP: "gradients-of-partition"}
+    return [
+        gpu_entry(
+            names[moments], Account.GRADIENTS, size * elements, moments, f"{size} B x {elements} elements {what}", _ZERO
+        )
+        for moments, elements in sizes
+    ]
+
+
+def _arriving(counts: ParamCounts) -> list[tuple[frozenset[Moment], int]]:
+    """Returns elements of gradients that autograd has just made, where they are large."""
+    return [(_FIRST, counts.head), (_EMBEDDING, counts.embedding)]
+
+
+def _stage_1(
+    held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps: bool
+) -> list[tuple[frozenset[Moment], int]]:
+    """Returns elements of gradients by moments: all that are no bucket's stay until the pass ends."""
+    every, head, embedding = counts.trainable, counts.head, counts.embedding
+    if not overlaps:
+        ahead = every if accumulates else 0
+        return [
+            (_AHEAD, ahead),
+            (_FIRST, max(ahead, head)),
+            (_LAST, every),
+            (_EMBEDDING, every + held.own),
+            (_STEP, held.own),
+        ]
+    if accumulates:
+        return [
+            (_AHEAD, every),
+            (_FIRST, every + held.last),
+            (_LAST, max(every, held.kept_with_lowest)),
+            (_EMBEDDING, max(every, held.kept_with_lowest) + embedding),
+            (_STEP, held.own),
+        ]
+    return [
+        (_FIRST, head + held.last),
+        (_LAST, held.kept),
+        (_EMBEDDING, held.kept_with_lowest),
+        (_STEP, held.own),
+    ]
+
+
+def _stage_2(held: Holdings, counts: ParamCounts, *, accumulates: bool) -> list[tuple[frozenset[Moment], int]]:
+    """Returns elements of gradients by moments: those of this rank's part, and a second time while passes add up."""
+    before = held.own if accumulates else 0
+    return [
+        (_AHEAD, before),
+        (_FIRST, before + counts.head + held.last),
+        (_LAST, before + held.own),
+        (_EMBEDDING, before + held.own + counts.embedding),
+        (_STEP, held.own),
+    ]
+
+
+def _flat_copies(config: TrainingConfig, types: Dtypes, share: int, text: str) -> list[Entry]:
+    """Returns the copies of this rank's gradients that the step of stages 1 and 2 works on."""
+    zero = config.zero
+    assert zero is not None
+    if zero.offload_optimizer is not Offload.NONE:
+        return []
+    copies, what = _step_copies(zero, types)
+    return [
+        gpu_entry("step-flat-copies", Account.WORKSPACE, copies * share, _STEP, f"{what} x {text}", f"{_STAGE_2} step")
+    ]
+
+
+def _step_copies(zero: ZeroConfig, types: Dtypes) -> tuple[int, str]:
+    """Returns bytes per element of the step's gradients: flat, and in the masters' type unless that is its own."""
+    size = types.gradient
+    copies = size if zero.master_bytes == size else size + zero.master_bytes
+    what = f"({size} B flat gradient" + (")" if copies == size else f" + {zero.master_bytes} B in the masters' type)")
+    return copies, what
+
+
+def _stage_3(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str) -> list[Entry]:
+    """Returns gradient shards, initialisation, the step's sub-group, and the window of gathered parameters."""
+    zero, size = config.zero, types.gradient
+    assert zero is not None
+    on_gpu = zero.offload_optimizer is Offload.NONE
+    unit = min(share, zero.sub_group_elements) if on_gpu else 0
+    copies, what = _step_copies(zero, types)
+    master, shards = (zero.master_bytes * share, size * share) if on_gpu else (0, 0)
+    later = shards + 2 * zero.reduce_bucket_elements
+    converted, whole = zero.master_bytes * unit - later, size * counts.largest_module - later - master
+    window = min(counts.total, max(zero.max_live_elements, counts.largest_module + zero.prefetch_elements))
+    apart = counts.embedding if counts.head and zero.offload_param is Offload.NONE else 0
+    return [
+        gpu_entry("gradient-shards", Account.GRADIENTS, shards, ALWAYS, f"{size} B x {text}", _ZERO),
+        gpu_entry(
+            "zero-initialisation",
+            Account.WORKSPACE,
+            max(0, converted, whole),
+            _LOAD,
+            f"the larger of {zero.master_bytes} B x {unit} elements of a sub-group on its way to a master and {size} B "
+            f"x {counts.largest_module} elements of a module before it is cut, less what comes later",
+            f"{_STAGE_3} _create_fp32_partitions; partition_parameters.py zero.Init",
+        ),
+        gpu_entry(
+            "step-sub-group",
+            Account.WORKSPACE,
+            copies * unit,
+            _STEP,
+            f"{what} x {unit} elements of one sub-group",
+            f"{_STAGE_3} step",
+        ),
+        gpu_entry(
+            "gathered-parameters",
+            Account.WORKSPACE,
+            2 * window,
+            TRAINING - _STEP | {Moment.EVALUATE},
+            f"2 B x {window} elements: stage3_max_live_parameters, at most the model",
+            "DeepSpeed partitioned_param_coordinator.py",
+        ),
+        cached_entry(
+            "gather-stream",
+            Account.WORKSPACE,
+            2 * apart,
+            frozenset({Moment.LOSS, Moment.EVALUATE}) | _FIRST,
+            f"2 B x {apart} elements that the embedding leaves, cut up by layers before the head is gathered",
+            "DeepSpeed partition_parameters.py; torch CUDACachingAllocator.cpp",
+        ),
+        gpu_entry(
+            "module-being-saved",
+            Account.WORKSPACE,
+            2 * counts.largest_module,
+            frozenset({Moment.SAVE}),
+            f"2 B x {counts.largest_module} elements of the largest module, whole on its way to the host",
+            "deepspeed engine.py _zero3_consolidated_16bit_state_dict, zero.GatheredParameters",
+        ),
+    ]
+
+
+def _buckets(zero: ZeroConfig) -> list[Entry]:
+    """Returns the buckets of the gradients' reduction: two where it runs beside backward, below stage 3."""
+    if not zero.stage:
+        return []
+    copies, bucket = 2 if zero.overlap_comm and zero.stage < 3 else 1, zero.reduce_bucket_elements
+    return [
+        gpu_entry(
+            "reduce-buckets",
+            Account.WORKSPACE,
+            2 * bucket * copies,
+            BACKWARD if zero.stage < 3 else ALWAYS,
+            f"{copies} x 2 B x {bucket} elements",
+            "DeepSpeed ipg_buckets",
+        )
+    ]
