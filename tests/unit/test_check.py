@@ -17,6 +17,7 @@ from memc import driver
 from memc.checking import check_folder, check_paths, exit_code_of
 from memc.checking.edits import key_edits, unified_diff
 from memc.errors import ExitCode
+from memc.verify.lock import digest_of_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -548,3 +549,13 @@ def test_unified_diffs_apply_with_patch_even_without_a_last_line_break(tmp_path:
     done = subprocess.run(["patch", "-p0", str(path)], input=diff, text=True, capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
     assert path.read_text() == "a\nc\n"
+
+
+def test_a_measurement_of_other_files_is_a_warning(memc: Callable[..., Ended]) -> None:
+    lock = json.loads(Path("out/memc.lock").read_text())
+    measured({"files_digest": digest_of_files(lock["files"])})
+    assert memc("check", "out").out == "1 folder checked, all current\n"
+    measured({"files_digest": digest_of_files(lock["files"] | {"train.py": "0" * 64})})
+    done = memc("check", "out")
+    assert done.code == 0
+    assert "warning[measurement-of-other-files]: measurement 1 was made before" in done.out

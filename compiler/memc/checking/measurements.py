@@ -11,12 +11,13 @@ from memc.comparison.compare import STACK
 from memc.driver import LOCK_NAME
 from memc.errors import MemcError
 from memc.facts import load_gpu
+from memc.verify.lock import digest_of_files
 
 _AGAIN = "run memc verify on the machine that is planned for"
 
 
 def measurement_findings(folder: Path, lock: Mapping[str, Any], planned: Mapping[str, Any]) -> list[Finding]:
-    """Returns a warning for each measurement that was taken of another plan, with other versions or on another card.
+    """Returns a warning for each measurement of another plan or other files, with other versions or on another card.
 
     Args:
         folder: The folder of the lock.
@@ -36,6 +37,9 @@ def measurement_findings(folder: Path, lock: Mapping[str, Any], planned: Mapping
         if reasons:
             message = f"measurement {number} was made with {', '.join(reasons)}"
             found.append(_warning(folder, "measurement-of-another-machine", message))
+        if measurement.get("files_digest") not in (None, "", digest_of_files(lock["files"])):
+            message = f"measurement {number} was made before the files of this plan were written anew"
+            found.append(_warning(folder, "measurement-of-other-files", message))
     return found
 
 

@@ -39,7 +39,7 @@ def attribution(data: bytes) -> Attribution:
     failed = next((_size(entry) for entry in reversed(trace) if entry.get("action") == "oom"), 0)
     if not failed and trace:
         live = _at_peak(live, trace)
-    return _summed(live, "failure" if failed else "peak", failed)
+    return _summed(live, "failure" if failed else "peak" if trace else "end", failed)
 
 
 def _fullest(segments: list[Any]) -> int:

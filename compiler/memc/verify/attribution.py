@@ -13,10 +13,10 @@ from memc.verify.probe import LEDGER_PHASES
 
 @dataclass(frozen=True, kw_only=True)
 class Attribution:
-    """One rank's memory by account, at its peak or when an allocation failed.
+    """One rank's memory by account, at its peak, when an allocation failed, or at its end.
 
     Attributes:
-        moment: ``peak`` or ``failure``.
+        moment: ``peak``, ``failure``, or ``end`` of a run of which no history was kept.
         accounts: Account → bytes in use; ``unattributed`` for blocks whose frames tell nothing.
         allocated_bytes: All of them.
         failed_bytes: What the allocation that failed asked for; 0 when none did.

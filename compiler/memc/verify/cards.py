@@ -104,10 +104,10 @@ def cards_here(environment: Mapping[str, str] | None = None) -> tuple[Card, ...]
     return tuple(_visible(cards, (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")))
 
 
-def is_wsl() -> bool:
-    """Returns whether this Linux runs under Windows."""
+def is_wsl(release: Path = _KERNEL) -> bool:
+    """Returns whether this Linux runs under Windows, whose kernel names its maker in its release."""
     try:
-        return "microsoft" in _KERNEL.read_text(encoding="utf-8").lower()
+        return "microsoft" in release.read_text(encoding="utf-8").lower()
     except OSError:
         return False
 
@@ -116,7 +116,7 @@ def _query(what: str, fields: tuple[str, ...]) -> list[list[str]]:
     """Returns the rows of one question to nvidia-smi; none when it is not there, fails or hangs."""
     command = ["nvidia-smi", f"{what}={','.join(fields)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     rows = [[cell.strip() for cell in row] for row in csv.reader(done.stdout.splitlines())]

@@ -107,7 +107,7 @@ class Promise:
     @property
     def files_digest(self) -> str:
         """SHA-256 over the digests of all generated files: two folders with the same one hold the same files."""
-        return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()
+        return digest_of_files(self.files)
 
     @property
     def world_size(self) -> int | None:
@@ -116,6 +116,11 @@ class Promise:
             return size
         per_node, nodes = self.settings.get("gpus_per_node"), self.settings.get("nodes", 1)
         return per_node * nodes if isinstance(per_node, int) and isinstance(nodes, int) else None
+
+
+def digest_of_files(files: Mapping[str, str]) -> str:
+    """Returns the SHA-256 over the digests of generated files, by name."""
+    return hashlib.sha256(json.dumps(dict(files), sort_keys=True).encode()).hexdigest()
 
 
 def read_lock(folder: Path) -> Promise:
@@ -184,23 +189,23 @@ def joined_measurement(first: Any, second: Mapping[str, Any]) -> dict[str, Any] 
     """Returns two measurements of different ranks of one run as one; None when they are not that."""
     if not isinstance(first, dict) or not isinstance(first.get("ranks"), list):
         return None
-    own = ("ranks", "required_bytes", "fits", "judged", "step_seconds", "conditions")
+    own = ("ranks", "required_bytes", "fits", "judged", "step_seconds", "run_seconds", "conditions")
     alike = {key: value for key, value in first.items() if key not in own}
     if alike != {key: value for key, value in second.items() if key not in own}:
         return None
     there, here = ({rank.get("rank") for rank in part["ranks"]} for part in (first, second))
     if there & here or len(there) == second.get("world_size"):
         return None
-    pairs = [(part.get("required_bytes"), part.get("step_seconds")) for part in (first, second)]
-    needs, times = ([size for size in sizes if size is not None] for sizes in zip(*pairs, strict=True))
     judged = bool(first.get("judged") and second.get("judged"))
     return {
         **second,
         "ranks": sorted([*first["ranks"], *second["ranks"]], key=lambda rank: int(rank["rank"])),
         "judged": judged,
         "fits": bool(first.get("fits") and second.get("fits")) if judged else None,
-        "required_bytes": max(needs, default=None),
-        "step_seconds": max(times, default=None),
+        **{
+            name: max((part[name] for part in (first, second) if part.get(name) is not None), default=None)
+            for name in ("required_bytes", "step_seconds", "run_seconds")
+        },
     }
 
 
