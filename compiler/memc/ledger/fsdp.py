@@ -11,7 +11,7 @@ from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.fsdp_units import Units, stored_bytes, units
-from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, gpu_entry
+from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, cached_entry, gpu_entry
 from memc.ledger.states import ParamCounts, quantized_bytes
 from memc.units import ceil_div
 
@@ -118,7 +118,8 @@ def fsdp_state_entries(model: ModelFacts, config: TrainingConfig, counts: ParamC
     """Returns gathered layers, gradients, optimizer states and reduction buffers on one GPU."""
     parts = units(model, config)
     saved = _tensor_being_saved(model, config)
-    return [*_gathered(config, parts), *_gradients(config, counts, parts), *_states(config, counts), saved]
+    gradients = [*_gradients(config, counts, parts), *_reduction_stream(config, counts, parts)]
+    return [*_gathered(config, parts), *gradients, *_states(config, counts), saved]
 
 
 def largest_tensor(model: ModelFacts) -> int:
@@ -279,6 +280,31 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
     if fsdp.offload is Offload.NONE:
         entries += _gradient_shards(config, counts, kept=accumulates and not whole, reduced=not whole)
     return entries
+
+
+def _reduction_stream(config: TrainingConfig, counts: ParamCounts, parts: Units) -> list[Entry]:
+    """Returns what the reduction's stream holds while no gradient is in it: its memory serves that stream alone.
+
+    Gradients in the shards' type, and the last reduction's output before it was turned into that.
+    """
+    fsdp, size, stored = config.fsdp, dtypes(config).compute, stored_bytes(config)
+    assert fsdp is not None
+    keeps = config.gradient_accumulation_steps > 1 and fsdp.reduce_each_micro_batch
+    if fsdp.version != 2 or fsdp.offload is not Offload.NONE or keeps:
+        return []
+    largest = max(parts.layer_gradient, parts.tail, parts.embedding) if config.lora is None else parts.layer_gradient
+    shards = stored * ceil_div(gradient_elements(config, counts), config.shard_ranks)
+    output = ceil_div(largest, config.shard_ranks) if stored != size else 0
+    return [
+        cached_entry(
+            "reduction-stream",
+            Account.GRADIENTS,
+            shards + output,
+            frozenset({Moment.FORWARD, Moment.LOSS}) | _FIRST,
+            f"{shards} B of gradient shards + {output} B of the largest output of a reduction",
+            "torch distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce; CUDACachingAllocator.cpp",
+        )
+    ]
 
 
 def fsdp_head_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:

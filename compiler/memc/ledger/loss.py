@@ -1,16 +1,46 @@
-"""The output head and the loss on other stacks than memc's own; the rest of it is in the activations."""
+"""The output head and the loss beside what runs with the layers: other stacks, and what the allocator cannot reuse."""
 
 from __future__ import annotations
 
-from memc.config import LossHead, TrainingConfig
+from memc.config import LossHead, Task, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
-from memc.ledger.entries import Entry
+from memc.ledger.dtypes import dtypes
+from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.logits import stack_loss_entries
+from memc.ledger.parts import cached_entry
+
+_FP32 = 4
 
 
 def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
-    """Returns what head and loss hold where the stack decides it; else they are run with the layers."""
-    if config.loss is LossHead.CHUNKED or facts.stack == MEMC_STACK:
+    """Returns what head and loss hold where the stack decides it, and holes that the plain loss leaves.
+
+    Head and loss of memc's own stack are run with the layers.
+    """
+    if config.loss is LossHead.CHUNKED:
         return []
+    if facts.stack == MEMC_STACK:
+        return _narrow_logits(model, config)
     return stack_loss_entries(model, config, facts.stack)
+
+
+def _narrow_logits(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
+    """Returns the block that 16-bit logits leave when the loss is known, and that no tensor of its backward fits.
+
+    All that is asked for until the largest instant of the loss is the size of fp32 logits: twice as large.
+    """
+    size = dtypes(config).compute
+    if size == _FP32 or config.task not in (Task.SFT, Task.PRETRAIN):
+        return []
+    tokens = config.micro_batch_tokens
+    return [
+        cached_entry(
+            "logits",
+            Account.ACTIVATIONS,
+            size * model.vocab_size * tokens,
+            frozenset({Moment.LOSS}),
+            f"{size} B x {model.vocab_size} vocabulary x {tokens} tokens: freed, and too small for their fp32 gradient",
+            "transformers loss/loss_utils.py ForCausalLMLoss; torch CUDACachingAllocator.cpp get_free_block",
+        )
+    ]

@@ -167,7 +167,7 @@ def compare(bill: ResourceLedger, step: TracedStep, interval_share: float) -> Co
     named = _uncertainty_bytes(plain, _largest_moment(plain, peak.phase))
     held = step.reserved.expected_bytes - allocated - plain.reserved_above_allocated_bytes
     # A segment, whatever the closed forms do not know of holes: the replay knows the order of allocations.
-    allowed = plain.reserved_above_allocated_bytes
+    allowed = sum(entry.bytes for entry in plain.entries if entry.is_cached and len(entry.moments) == len(Moment))
     expected = allocated + plain.required_bytes - plain.peak_allocated_bytes
     return Comparison(
         phases=tuple(phases),
