@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -14,7 +14,8 @@ from memc import driver
 from memc.advise import Desk, Quantity, solve_for
 from memc.config import Engine, LossHead
 from memc.ladder import LADDER
-from memc.ledger.entries import Account, Phase
+from memc.ledger.entries import Account, Moment, Phase
+from memc.ledger.parts import MOMENTS, Part
 from memc.plan import Infeasible, Plan
 from memc.units import GIB
 
@@ -23,6 +24,8 @@ from reported.changes import changes_method, inputs_meant, techniques_meant, wei
 from reported.figures import entries_called, gpu_figure, host_figure
 from reported.linting import given, lint_text, remarks_on, said, weights_of
 from reported.reading import releases
+from reported.room import with_files
+from reported.runs import RESULTS, TESTS, shown_by
 from reported.wordedits import edited_by_words
 
 
@@ -115,11 +118,43 @@ def verdict(text: str, answers: Answers) -> Outcome:
         warnings = asked.plan.warnings if asked.plan is not None else ()
         tight = any(re.search(r"headroom|tight|nearly full", warning) for warning in warnings)
         return _verdict(not as_requested or tight, shown)
+    if said.startswith("fits in steady state"):
+        return _steady(said, asked, free)
     if re.match(r"does_not_fit|does not fit|refuse", said):
         return _verdict(not as_requested, shown)
     if said.startswith("fits"):
         return _verdict(asked.plan is not None or free.plan is not None, shown)
     return _waits(f"nothing is known to be meant by {text!r}")
+
+
+def _steady(said: str, asked: Asked, free: Asked) -> Outcome:
+    """Returns whether something fits in every phase but the load, and where that binds, whether memc says so."""
+    if asked.plan is not None and free.plan is not None:
+        return _verdict(True, f"as asked: {_fits(asked)}; choice left open: {_fits(free)}")
+    least: list[tuple[int, str]] = []
+    binding: list[Phase] = []
+    for one in (asked, free):
+        if one.machine is None or not isinstance(one.result, Infeasible):
+            continue
+        binding.append(_binding_phase(one.result))
+        budget = one.machine.question.budget.gpu_bytes
+        for candidate in one.machine.space().candidates():
+            running = _running_bytes(candidate.price.parts)
+            if running <= budget:
+                least.append((running, ", ".join(item.name for item in candidate.techniques) or "as asked"))
+    if not binding:
+        return _waits(asked.error or free.error)
+    named = "load" not in said or all(phase is Phase.LOAD for phase in binding)
+    shown = (
+        f"{min(least)[0] / GIB:.2f} GiB while it runs with {min(least)[1]}" if least else "nothing fits while it runs"
+    )
+    return _verdict(bool(least) and named, f"{shown}; binding phase: {', '.join(sorted(set(binding)))}")
+
+
+def _running_bytes(parts: Sequence[Part]) -> int:
+    """Returns what one card needs in every phase but the load."""
+    moments = [at for at, moment in enumerate(MOMENTS) if moment is not Moment.LOAD]
+    return max(sum(part.gpu[at] for part in parts) for at in moments) + sum(part.gpu_outside for part in parts)
 
 
 def _given_up(said: str, answers: Answers) -> Outcome:
@@ -506,21 +541,29 @@ def _emit_any_of(check: Mapping[str, Any], answers: Answers) -> Outcome:
 
 
 def _written(answers: Answers) -> dict[str, dict[str, str]]:
-    """Returns the files of the run as asked, and of the plan with the choice left open, where there are any."""
+    """Returns the files of the run as asked, and of the plan with the choice left open, where there are any.
+
+    Where neither has a plan: those of the run with the change that memc offers.
+    """
     both = {"as asked": answers.asked, "choice left open": answers.open}
-    return {whose: asked.files for whose, asked in both.items() if asked is not None and asked.files}
+    found = {whose: asked.files for whose, asked in both.items() if asked is not None and asked.files}
+    room = None if found else with_files(answers)
+    return found if room is None else {room[0]: room[1].files}
+
+
+def _is_text(written: Mapping[str, dict[str, str]]) -> bool:
+    """Whether the files are those of a model of text that stands in for another one."""
+    return any(", of " in whose for whose in written)
 
 
 def _files(answers: Answers) -> tuple[dict[str, str], str]:
     """Returns the files of the run as asked, else of the plan with the choice left open; and which they are."""
-    assert answers.asked is not None
-    assert answers.open is not None
-    return (answers.asked.files, "as asked") if answers.asked.files else (answers.open.files, "choice left open")
+    return next(((files, whose) for whose, files in _written(answers).items()), ({}, ""))
 
 
 def _emitted(keys: list[str], check: Mapping[str, Any], answers: Answers) -> Outcome:
     written = _written(answers)
-    if not written:
+    if not written or (_is_text(written) and re.search(r"pixel|image|visual", " ".join(keys).lower())):
         return _waits("there is no plan, so nothing is written")
     for whose, files in written.items():
         found = [key for key in keys if _holds(files, str(check.get("file", "")), key, check.get("value"))]
@@ -638,7 +681,8 @@ def _emit_not(check: Mapping[str, Any], answers: Answers) -> Outcome:
 def _emit_at_least(check: Mapping[str, Any], answers: Answers) -> Outcome:
     """Returns whether a number in a file is large enough, in the first files that have it."""
     written, key = _written(answers), str(check["key"])
-    for whose, files in [*written.items(), *_with_room(answers).items()]:
+    room = None if answers.asked is not None and answers.asked.files else with_files(answers)
+    for whose, files in [*written.items(), *([(room[0], room[1].files)] if room is not None else [])]:
         for path, text in files.items():
             reached, actual = _reach(json.loads(text), key) if path.endswith(".json") else (False, None)
             if reached and isinstance(actual, int | float):
@@ -646,23 +690,6 @@ def _emit_at_least(check: Mapping[str, Any], answers: Answers) -> Outcome:
     if not written:
         return _waits("there is no plan, so nothing is written")
     return _verdict(False, f"{', '.join(written)}: not written")
-
-
-def _with_room(answers: Answers) -> dict[str, dict[str, str]]:
-    """Returns the files of the run as asked on the hardware that it would fit on, where memc offers such a change.
-
-    Only memory of the host and space of the drive are added: they change nothing that is asked for.
-    """
-    asked, spec = answers.asked, answers.reading.asked
-    if asked is None or spec is None or not isinstance(asked.result, Infeasible):
-        return {}
-    for item in asked.result.relaxations:
-        section, _, name = item.input.partition(".")
-        if item.input in ("hardware.host_memory", "hardware.nvme") and item.needed:
-            roomy = {**spec, section: {**spec[section], name: item.needed}}
-            files = ask(roomy, asked.path.parent / "room").files
-            return {f"as asked with {item.input} {item.needed}": files} if files else {}
-    return {}
 
 
 def _emit_order(check: Mapping[str, Any], answers: Answers) -> Outcome:
@@ -766,7 +793,15 @@ def _uses(check: Mapping[str, Any], answers: Answers) -> Outcome:
 
 
 def _runs(check: Mapping[str, Any], _answers: Answers) -> Outcome:
-    return _waits(f"only a run can show it: {check.get('what', '')}")
+    """Returns how the end-to-end tests ended that show what a report asks of a run, where they have been run."""
+    what = str(check.get("what", ""))
+    shown = shown_by(what)
+    if shown is None:
+        return _waits(f"only a run can show it: {what}")
+    names = f"{TESTS}: {', '.join(shown.tests)}"
+    if shown.passed is None:
+        return _waits(f"shown by {names}; run them with --junitxml={RESULTS.name} in {RESULTS.parent.name}/")
+    return _verdict(shown.passed, f"{'shown by' if shown.passed else 'failed:'} {names}")
 
 
 def _lint_says(check: Mapping[str, Any], answers: Answers) -> Outcome:

@@ -53,7 +53,7 @@ def entries_called(bill: ResourceLedger, item: str) -> list[Entry] | None:
 def gpu_figure(answers: Answers, item: str) -> int | None:
     """Returns the bytes that an item of a report's ledger means, of one GPU unless it says host; None when unknown."""
     asked = answers.asked
-    ledger = None if asked is None else _ledger(asked, item)
+    ledger = None if asked is None else _ledger(asked, answers.open, item)
     if asked is None or ledger is None:
         return None
     name, gpu = item.lower(), ledger.gpu
@@ -68,9 +68,21 @@ def gpu_figure(answers: Answers, item: str) -> int | None:
     return None if found is None else sum(entry.bytes for entry in found)
 
 
-def _ledger(asked: Asked, item: str) -> Ledger | None:
+def _refused_ledger(free: Asked, stage: int) -> Ledger | None:
+    """Returns the bill of a stage of ZeRO that memc refuses for the run: it prices what it does not plan."""
+    machine = free.machine
+    technique = next((technique for technique in LADDER if technique.name == f"zero-{stage}"), None)
+    if machine is None or technique is None:
+        return None
+    return machine.estimator.ledger(technique.apply(machine.question.asked, machine.question.situation))
+
+
+def _ledger(asked: Asked, free: Asked | None, item: str) -> Ledger | None:
     """Returns the bill of the run as asked; under the sharding that the item's name ends in, where that is another."""
-    machine, named = asked.machine, re.search(r"(zero)_?([123])|(fsdp)", item.lower())
+    named = re.search(r"(zero)_?([123])|(fsdp)", item.lower())
+    machine = asked.machine
+    if machine is None and free is not None and named is not None:  # refused for the sharding that the item names
+        return _refused_ledger(free, int(named.group(2) or 0))
     if machine is None or named is None:
         return asked.ledger
     wanted = "fsdp" if named.group(3) else f"zero-{named.group(2)}"

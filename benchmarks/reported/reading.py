@@ -474,10 +474,12 @@ def _same_dimensions(model: ModelFacts, sketch: Mapping[str, Any]) -> bool:
 
 def _made(sketch: Mapping[str, Any], rows: list[Any], wanted: float, folder: Path) -> str | None:
     """Writes a config.json of the family with the sketch's dimensions and returns its folder."""
-    start = min(rows, key=lambda row: abs(row.params / (wanted or row.params) - 1))
     stated = {name: int(sketch[name]) for name in ("layers", "hidden", "vocab", "experts") if sketch.get(name)}
-    config = scaled(load_model_config(start.key, base_dir=Path()), stated, wanted)
-    if config is None:
+    for start in sorted(rows, key=lambda row: (abs(row.params / (wanted or row.params) - 1), row.key)):
+        config = scaled(load_model_config(start.key, base_dir=Path()), stated, wanted)
+        if config is not None:
+            break
+    else:
         return None
     if sketch.get("tied") is not None:
         config["tie_word_embeddings"] = bool(sketch["tied"])

@@ -5,6 +5,7 @@ The form, its reading and the checks are those of benchmarks/reported, which als
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from reported.answers import answered, ask  # noqa: E402
 from reported.checks import Finding, evaluate, verdict  # noqa: E402
 from reported.reading import Reading, card, read  # noqa: E402
+from reported.runs import RESULTS_VARIABLE, TESTS, shown_by  # noqa: E402
 
 REPORTS = [report for path in CASES for report in yaml.safe_load(path.read_text(encoding="utf-8"))]
 
@@ -152,3 +154,60 @@ def test_a_number_is_looked_for_on_hardware_that_the_run_as_asked_would_fit_on(t
     check = {"type": "emit_at_least", "key": "zero_optimization.offload_param.buffer_size"}
     assert evaluate({**check, "value": 250_880 * 2048}, answers).finding is Finding.PASSED
     assert evaluate({**check, "value": 250_880 * 2048 * 2}, answers).finding is Finding.FAILED
+
+
+def test_files_are_those_of_a_model_of_text_where_memc_writes_none_for_the_model(tmp_path: Path) -> None:
+    sketch = {
+        "model": {"arch": "blenderbot", "params_b": 2.7},
+        "hardware": {"gpu": "A100-80GB", "gpus_per_node": 8, "host_ram_gib": 1000},
+        "training": {"method": "full", "engine": "zero3", "micro_batch": 1, "seq_len": 128},
+    }
+    answers = answered({"id": "x", "spec": sketch}, tmp_path)
+    key = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+    outcome = evaluate({"type": "emit_has", "file": "ds_config.json", "key": key, "value": True}, answers)
+    assert outcome.finding is Finding.PASSED, outcome.detail
+    assert "of facebook" not in outcome.detail
+    image = evaluate({"type": "emit_has", "file": "train script", "key": "max_pixels"}, answers)
+    assert image.finding is Finding.WAITS
+
+
+def test_what_only_the_load_stops_fits_in_steady_state(tmp_path: Path) -> None:
+    report = next(report for report in REPORTS if report["id"] == "a03")
+    answers = answered(report, tmp_path)
+    assert verdict("fits in steady state but tight; load phase is the binding one", answers).finding is Finding.PASSED
+    smaller = {**report, "spec": {**report["spec"], "hardware": {**report["spec"]["hardware"], "gpu": "T4-16GB"}}}
+    outcome = verdict("fits in steady state", answered(smaller, tmp_path / "smaller"))
+    assert outcome.finding is Finding.FAILED, outcome.detail
+
+
+@pytest.mark.parametrize(
+    ("words", "test"),
+    [
+        ("after one optimizer step every lora_B has non-zero update", "test_every_lora_b_moves_in_one_step"),
+        ("gradients of all adapters are not None", "test_every_adapter_has_a_gradient_after_one_backward"),
+        ("size of the saved checkpoint is what the parameters take", "test_partitioned_weights_are_saved_whole"),
+        ("first loss below ln(vocab)", "test_experts_load_whole_into_shards"),
+    ],
+)
+def test_a_run_is_shown_by_an_end_to_end_test_that_exists(
+    words: str, test: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = shown_by(words)
+    assert shown is not None
+    assert test in shown.tests
+    functions = re.findall(r"^def (test_\w+)", (ROOT / TESTS).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert set(shown.tests) <= set(functions)
+    results = tmp_path / "results.xml"
+    monkeypatch.setenv(RESULTS_VARIABLE, str(results))
+    assert shown_by(words).passed is None  # type: ignore[union-attr]
+    for outcome, passed in (("", True), ("<failure/>", False), ("<skipped/>", None)):
+        cases = [
+            f'<testcase classname="tests.e2e.test_reported" name="{name}[a]">{outcome}</testcase>'
+            for name in shown.tests
+        ]
+        results.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>", encoding="utf-8")
+        assert shown_by(words).passed is passed  # type: ignore[union-attr]
+
+
+def test_nothing_is_known_to_show_what_nobody_looks_at() -> None:
+    assert shown_by("the room stays below 30 degrees") is None

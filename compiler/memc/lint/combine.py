@@ -7,7 +7,7 @@ from string import Formatter
 from typing import Any
 
 from memc.lint.context import Context
-from memc.lint.records import Place, Remark, Weight
+from memc.lint.records import Kind, Place, Remark, Weight
 from memc.lint.values import values_of
 from memc.rules import Rule, Severity, broken_rules, message
 
@@ -25,7 +25,7 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
     "world_size": ("num_processes", "processes_per_node"),
     "quant_storage_matches": ("quant_storage", "load_in_4bit"),
     "embeddings_whole": ("modules_to_save",),
-    "eval_batch_left_out": ("eval_strategy", "do_eval", "eval_steps"),
+    "eval_batch_left_out": ("eval_strategy", "do_eval", "eval_steps", "eval_batch_size"),
     "eval_batch_times": ("eval_batch_size",),
     "engine": ("engine", "zero_stage"),
     "offload_param": ("offload_param", "fsdp_offload"),
@@ -48,7 +48,7 @@ def combination_remarks(context: Context) -> Iterator[Remark]:
     values = values_of(context)
     broken = broken_rules(values, context.plain_versions, (Severity.ERROR, Severity.WARNING), "combinations", "files")
     for rule in broken:
-        places = _places(rule, context)
+        places = _places(rule, context) or _arguments(context)
         if not places:
             continue
         yield Remark(
@@ -59,6 +59,11 @@ def combination_remarks(context: Context) -> Iterator[Remark]:
             place=places[0],
             others=places[1:],
         )
+
+
+def _arguments(context: Context) -> tuple[Place, ...]:
+    """Returns where the arguments of a script begin, for what it says in expressions that only a run can tell."""
+    return tuple(document.place() for document in context.statements.of(Kind.ARGUMENTS) if document.extra.get("script"))
 
 
 def _said(rule: Rule, values: Mapping[str, Any]) -> dict[str, Any]:
