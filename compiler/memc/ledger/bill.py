@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.parts import MOMENTS, gpu_entry
+from memc.ledger.entries import ALLOCATOR, Account, Entry, Moment
+from memc.ledger.parts import MOMENTS, cached_entry, gpu_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class _Amount:
 
 
 class Bill:
-    """Collects amounts that depend on the moment, and says each once.
+    """Collects amounts that depend on the moment, and says each once; names are those of `Entry`.
 
     Attributes:
         shapes: The shape variables, for the formulas.
@@ -46,6 +46,11 @@ class Bill:
         else:
             amounts[size_bytes] = (_Amount(account, size_bytes, formula, source), [moment])
 
+    def bytes_of(self, name: str, moment: Moment) -> int:
+        """Returns what is booked under a name at a moment."""
+        amounts = self._amounts.get(name, {})
+        return sum(size for size, (_, moments) in amounts.items() if moment in moments)
+
     def sums(self) -> tuple[int, ...]:
         """Returns the bytes of all amounts at each of `MOMENTS`."""
         sums = dict.fromkeys(MOMENTS, 0)
@@ -62,14 +67,7 @@ class Bill:
             ordered = sorted(amounts.values(), key=lambda item: -len(item[1]))
             for index, (amount, moments) in enumerate(ordered):
                 own = name if not index else f"{name}-at-{moments[0].value.replace('_', '-')}"
-                found.append(
-                    gpu_entry(
-                        own,
-                        amount.account,
-                        amount.bytes,
-                        frozenset(moments),
-                        f"{amount.formula()}; {self.shapes}",
-                        amount.source,
-                    )
-                )
+                formula = f"{amount.formula()}; {self.shapes}"
+                make = cached_entry if name.startswith(ALLOCATOR) else gpu_entry
+                found.append(make(own, amount.account, amount.bytes, frozenset(moments), formula, amount.source))
         return found

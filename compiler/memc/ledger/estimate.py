@@ -17,7 +17,7 @@ from memc.ledger.fsdp import fsdp_head_entries, fsdp_parameter_entries, fsdp_sta
 from memc.ledger.fsdp_host import fsdp_host_entries
 from memc.ledger.host import host_entries
 from memc.ledger.image_shapes import idle_params
-from memc.ledger.loss import loss_entries
+from memc.ledger.loss import book_layer_blocks, loss_entries
 from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
 from memc.ledger.parts import Part
 from memc.ledger.reentrant import held_input_entries
@@ -114,6 +114,12 @@ def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, fact
     return entries
 
 
+def _activations(model: ModelFacts, config: TrainingConfig, _counts: ParamCounts, facts: LedgerFacts) -> Bill:
+    bill = activation_bill(model, config, facts)
+    book_layer_blocks(bill, config, facts)
+    return bill
+
+
 def _host(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     if config.fsdp is not None:
         return fsdp_host_entries(model, config, counts, facts)
@@ -146,7 +152,7 @@ PARTS: tuple[PartKind, ...] = (
         ),
         tokens=True,
         least=waiting_bytes,
-        build=lambda model, config, _counts, facts: activation_bill(model, config, facts),
+        build=_activations,
     ),
     PartKind(
         name="loss",

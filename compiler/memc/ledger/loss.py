@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from memc.config import LossHead, Task, TrainingConfig
 from memc.facts.records import ModelFacts
+from memc.ledger.bill import Bill
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.dtypes import dtypes
-from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.entries import ALLOCATOR, Account, Entry, Moment
 from memc.ledger.logits import stack_loss_entries
 from memc.ledger.parts import cached_entry
 
 _FP32 = 4
+_WHOLE_LOGITS = (Task.SFT, Task.PRETRAIN)
+"""Tasks whose plain loss is that of a causal model over whole sequences."""
 
 
 def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
@@ -25,13 +28,34 @@ def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     return stack_loss_entries(model, config, facts.stack)
 
 
+def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) -> None:
+    """Adds what a layer's forward pass leaves free in blocks that are too small for logits.
+
+    Args:
+        bill: That of the layers, which has the working set of their forward pass.
+        config: The configuration.
+        facts: Which stack runs.
+    """
+    if config.loss is LossHead.CHUNKED or config.task not in _WHOLE_LOGITS or facts.stack != MEMC_STACK:
+        return
+    left = bill.bytes_of("forward-working-set", Moment.FORWARD)
+    bill.add(
+        f"{ALLOCATOR}layer-blocks",
+        Account.ACTIVATIONS,
+        left,
+        Moment.LOSS,
+        lambda: f"{left} B of a layer's forward pass: freed, and too small for logits",
+        "torch CUDACachingAllocator.cpp get_free_block",
+    )
+
+
 def _narrow_logits(model: ModelFacts, config: TrainingConfig) -> list[Entry]:
     """Returns the block that 16-bit logits leave when the loss is known, and that no tensor of its backward fits.
 
     All that is asked for until the largest instant of the loss is the size of fp32 logits: twice as large.
     """
     size = dtypes(config).compute
-    if size == _FP32 or config.task not in (Task.SFT, Task.PRETRAIN):
+    if size == _FP32 or config.task not in _WHOLE_LOGITS:
         return []
     tokens = config.micro_batch_tokens
     return [

@@ -96,9 +96,9 @@ def gpu_entry(
 def cached_entry(
     name: str, account: Account, size_bytes: int, moments: frozenset[Moment], formula: str, source: str
 ) -> Entry:
-    """Returns an entry of what the allocator holds on the GPU without a tensor in it; `name` follows ``allocator-``."""
+    """Returns an entry of what the allocator holds on the GPU without a tensor in it, named ``allocator-...``."""
     return Entry(
-        name=ALLOCATOR + name,
+        name=name if name.startswith(ALLOCATOR) else ALLOCATOR + name,
         account=account,
         resource=Resource.GPU,
         bytes=size_bytes,
