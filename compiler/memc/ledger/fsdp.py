@@ -310,20 +310,27 @@ def _reduction_stream(config: TrainingConfig, counts: ParamCounts, parts: Units)
 def fsdp_head_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> list[Entry]:
     """Returns the head's all-gather buffer, as far as it is more than what backward of the loss holds instead.
 
+    And what the largest of those buffers leaves in the gathering stream's memory, which serves no other.
+
     In forward of the loss the buffer that the head was copied out of is alive beside the head: nothing is gathered
     after it that would let it go. The loss is booked at its largest instant, which is in backward: logits and their
     gradients in fp32, or the tiles and the gradient of the hidden states, and the gradient of a head that trains. A
     head that shares the embedding's tensor was gathered long before.
     """
-    if config.fsdp is None or config.fsdp.version != 2 or model.tied:
+    if config.fsdp is None or config.fsdp.version != 2:
         return []
-    tail, tokens, vocab = units(model, config).tail, config.micro_batch_tokens, model.vocab_size
+    parts, tokens, vocab = units(model, config), config.micro_batch_tokens, model.vocab_size
+    tail, largest = parts.tail, max(parts.tail, parts.embedding)
+    if model.tied:
+        return [_gather_stream(largest, frozenset({Moment.LOSS})), _gather_stream(largest, BACKWARD | {Moment.STEP})]
     held = 12 * vocab * tokens
     if config.loss is LossHead.CHUNKED:
         rows, columns = min(tokens, facts.loss_tile_tokens), min(vocab, facts.loss_tile_vocab)
         held = 6 * model.hidden_size * tokens + 2 * rows * columns
     held += tail if config.lora is None else 0
     return [
+        _gather_stream(largest - max(0, tail - held), frozenset({Moment.LOSS})),
+        _gather_stream(largest, BACKWARD | {Moment.STEP}),
         gpu_entry(
             "head-all-gather-buffer",
             Account.WORKSPACE,
@@ -331,8 +338,20 @@ def fsdp_head_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
             frozenset({Moment.LOSS}),
             f"{tail} B of final norm and head, less {held} B that the loss holds in backward only",
             _GROUP,
-        )
+        ),
     ]
+
+
+def _gather_stream(size_bytes: int, moments: frozenset[Moment]) -> Entry:
+    """Returns what all-gather buffers outside the layers leave in the memory of their stream."""
+    return cached_entry(
+        "gather-stream" if Moment.LOSS in moments else "gather-stream-after-loss",
+        Account.WORKSPACE,
+        size_bytes,
+        moments,
+        f"{size_bytes} B of the largest all-gather buffer outside the layers, whose memory serves its stream alone",
+        f"{_GROUP} get_all_gather_streams; torch CUDACachingAllocator.cpp",
+    )
 
 
 def gradient_elements(config: TrainingConfig, counts: ParamCounts) -> int:

@@ -265,6 +265,14 @@ def _stage_3(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: 
             f"2 B x {apart} elements that the embedding leaves, cut up by layers before the head is gathered",
             "DeepSpeed partition_parameters.py; torch CUDACachingAllocator.cpp",
         ),
+        cached_entry(
+            "gather-stream-in-step",
+            Account.WORKSPACE,
+            2 * (window + apart),
+            _STEP,
+            f"2 B x {window + apart} elements that parameters were gathered into, of use to that stream alone",
+            "DeepSpeed partition_parameters.py; torch CUDACachingAllocator.cpp",
+        ),
         gpu_entry(
             "module-being-saved",
             Account.WORKSPACE,
