@@ -263,8 +263,14 @@ def _compute(
         gathered=shards.kind is Sharding.WEIGHTS,
         tensor_parallel=parallel.tensor,
         stages=parallel.stages,
-        experts_apart=True,
+        experts_apart=not _has_grouped_experts(record),
     ), notes
+
+
+def _has_grouped_experts(record: dict[str, Any]) -> bool:
+    """Whether the versions that a record states run all experts of a layer in one product (transformers from 5 on)."""
+    stated = re.search(r"\btransformers\s+(\d+)\.", text(record.get("versions")))
+    return stated is not None and int(stated.group(1)) >= 5
 
 
 def _upcast(record: dict[str, Any], method: str) -> bool:
