@@ -70,7 +70,7 @@ class Judge:
     """Prices records, with one estimator for each model and stack."""
 
     def __init__(self) -> None:
-        self._estimators: dict[tuple[str, str, LedgerFacts], Estimator] = {}
+        self._estimators: dict[tuple[str, tuple[str, ...], LedgerFacts], Estimator] = {}
 
     def judge(self, record: Record) -> Outcome:
         """Returns the comparison of one record, or why there is none. Never raises for what a record holds."""
@@ -137,7 +137,8 @@ class Judge:
     def price(self, pinned: Pinned) -> Ledger:
         """Returns the bill of a pinned configuration."""
         facts = self.facts(pinned)
-        key = (pinned.model.key, pinned.model.model_type, facts)
+        programs = tuple(group.block.forward for group in pinned.model.groups)
+        key = (pinned.model.key, programs, facts)
         if key not in self._estimators:
             self._estimators[key] = Estimator(pinned.model, facts)
         return self._estimators[key].ledger(pinned.config)

@@ -10,7 +10,7 @@ from memc.facts import ModelFacts
 from memc.facts.records import Block, BlockGroup, Component, Linear
 from memc.ledger.constants import Stack
 from memc.ledger.machine import Gradients, Machine, Node, Tensor
-from memc.ledger.operations import operation
+from memc.ledger.operations import cast, operation, softmax
 from memc.ledger.products import Weight, base_linear
 
 _FUNCTION = re.compile(r"^def (\w+)\(.*?(?=^def |\Z)", re.MULTILINE | re.DOTALL)
@@ -19,6 +19,7 @@ _FUSED_ROTARY = "def rotate(x):\n    return rotate_in_place(x)\n"
 _FUSED_ADAPTERS = (
     "def linear(m, x):\n    if adapted(m):\n        return fused_adapter(m, x)\n    return base_linear(m, x)\n"
 )
+_SOFTMAX = re.compile(r"(?<!\w)softmax\(")
 _SWIGLU = re.compile(r"\b(?:silu|activate)\(linear\(gate_proj, x\)\) \* linear\(up_proj, x\)")
 _FUSED_SWIGLU = "fused_swiglu(linear(gate_proj, x), linear(up_proj, x))"
 
@@ -39,6 +40,13 @@ def with_kernels(model: ModelFacts, stack: Stack) -> ModelFacts:
     return _with_blocks(model, change)
 
 
+def with_older_softmax(model: ModelFacts) -> ModelFacts:
+    """Returns the model with softmax as torch had it before ``torch.softmax_keeps_result_alone_since``."""
+    return _with_blocks(
+        model, lambda block: replace(block, forward=_SOFTMAX.sub("softmax_keeping_input(", block.forward))
+    )
+
+
 def replaced(program: str, functions: Mapping[str, str]) -> str:
     """Returns a program with the text of those of its functions that `functions` names."""
     return _FUNCTION.sub(lambda found: functions.get(found.group(1), found.group(0)), program)
@@ -52,6 +60,18 @@ def _with_blocks(model: ModelFacts, change: Callable[[Block], Block]) -> ModelFa
         block = changed.setdefault(id(group.block), change(group.block))
         groups.append(BlockGroup(block=block, count=group.count))
     return replace(model, groups=tuple(groups))
+
+
+@operation
+def softmax_keeping_input(machine: Machine, x: Tensor) -> Tensor:
+    """Returns softmax(x), keeping what it read beside the result: its backward asked for a tensor to tell the type.
+
+    Source: torch 1.10.2, schema _softmax_backward_data(Tensor grad_output, Tensor output, int dim, Tensor self).
+    """
+    read = cast(machine, x, 4) if machine.names["autocast"] and x.item != 4 else x
+    out = softmax(machine, read)
+    machine.save(out.node, read)
+    return out
 
 
 @operation

@@ -24,7 +24,7 @@ from memc.config import (
 from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, default_lora_targets, load_fact, load_gpu
 
-from published.kernels import as_litgpt, with_kernels, with_prefixes
+from published.kernels import as_litgpt, with_kernels, with_older_softmax, with_prefixes
 from published.models import read_model
 from published.readings import (
     Sharding,
@@ -123,6 +123,7 @@ def _modelled(model: ModelFacts, software: Software) -> ModelFacts:
         return as_litgpt(model)
     if not all(group.block.forward for group in model.groups):
         raise Skip(f"the layers of family {model.model_type} are not described as a program")
+    model = with_older_softmax(model) if software.softmax_keeps_input else model
     return with_kernels(model, software.stack)
 
 

@@ -36,6 +36,7 @@ class Software:
         counts_loading: Whether the counter of memory was not reset after loading.
         torch_1: Whether torch is older than 2.0: a step sets gradients to zero rather than let go of them, and
             optimizers work tensor by tensor.
+        softmax_keeps_input: Whether torch is so old that softmax keeps what it read beside its result.
         context_bytes: CUDA context that the source states, or that kernels loaded at once need (torch before 2.0);
             None when the card's own figure stands.
         plain_deepspeed: Whether DeepSpeed runs with its own defaults rather than those that transformers fills in.
@@ -54,6 +55,7 @@ class Software:
     counts_loading: bool = False
     plain_deepspeed: bool = False
     torch_1: bool = False
+    softmax_keeps_input: bool = False
     context_bytes: int | None = None
 
 
@@ -80,6 +82,7 @@ def read_software(record: Record) -> Software:
         counts_loading=bool(entry.get("counts_loading", False)),
         plain_deepspeed=bool(entry.get("plain_deepspeed", False)),
         torch_1=torch is not None and torch < (2,),
+        softmax_keeps_input=_before(torch, "torch.softmax_keeps_result_alone_since"),
         context_bytes=_stated_context(record, torch),
         reduces_each_micro_batch=bool(entry.get("reduces_each_micro_batch", True)),
     )

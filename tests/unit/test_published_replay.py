@@ -65,3 +65,58 @@ def test_a_card_of_that_name_in_another_size_has_what_the_record_says() -> None:
     assert capacity_bytes(one, pin(one)) == 96 * GIB
     plain = Record({**one.fields, "gpu_mem_gb": 80})
     assert 78 * GIB < (capacity_bytes(plain, pin(plain)) or 0) < 80 * GIB
+
+
+ENCODER = {
+    "model": "google-bert/bert-large-uncased",
+    "gpu": "V100",
+    "gpu_mem_gb": 16,
+    "method": "full",
+    "mixed_precision": "none (fp32)",
+    "optimizer": "adamw",
+    "gradient_checkpointing": "none",
+    "attention": "eager",
+    "seq_len": 256,
+    "micro_batch": 2,
+    "metric": "max_memory_allocated",
+    "source_kind": "measured",
+    "confidence": "high",
+    "value_gib": 8.0,
+}
+
+
+def test_softmax_keeps_what_it_read_until_torch_1_11() -> None:
+    judge = Judge()
+    older, newer = (
+        judge.judge(Record({**ENCODER, "versions": f"torch {version}"})) for version in ("1.10.2", "1.11.0")
+    )
+    assert older.ledger is not None and newer.ledger is not None, older.skipped or newer.skipped
+    layers, heads, samples, length = 24, 16, 2, 256
+    kept = [next(e.bytes for e in one.ledger.gpu.entries if e.name == "layer-activations") for one in (older, newer)]
+    scores = 4 * heads * samples * length * length
+    assert 0 <= layers * scores - (kept[0] - kept[1]) <= scores, "the highest layer's is in its working set"
+
+
+def test_models_of_one_name_with_other_programs_are_priced_apart() -> None:
+    plain = {
+        "framework": "litgpt",
+        "model": "meta-llama/Llama-2-7b-hf",
+        "gpu": "A100",
+        "gpu_mem_gb": 80,
+        "n_gpus": 1,
+        "weight_dtype": "bf16",
+        "mixed_precision": "bf16-true",
+        "optimizer": "adamw",
+        "gradient_checkpointing": "none",
+        "attention": "flash",
+        "seq_len": 512,
+        "micro_batch": 1,
+        "metric": "max_memory_allocated",
+        "source_kind": "measured",
+        "value_gib": 20.0,
+    }
+    lora = Record({**plain, "method": "lora", "lora": {"rank": 8, "alpha": 16, "dropout": 0.05, "targets": "q, v"}})
+    prefix = Record({**plain, "method": "adapter"})
+    alone, after = Judge().judge(prefix), [judge.judge(one) for judge in [Judge()] for one in (lora, prefix)][1]
+    assert alone.priced_bytes is not None, alone.skipped
+    assert after.priced_bytes == alone.priced_bytes
