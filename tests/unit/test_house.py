@@ -128,7 +128,7 @@ def copy_tree(source: Path, target: Path) -> None:
 def expected_in_wheel() -> set[str]:
     expected = {"memc/py.typed"}
     for folder, package, patterns in (
-        ("compiler/memc", "memc", ("*.py", "*.c")),
+        ("compiler/memc", "memc", ("*.py", "*.c", "*.cpp")),
         ("templates", "memc/templates", ("*.py", "*.j2", "*.css", "*.js", "*.md", "*.txt")),
         ("specs", "memc/specs", ("*.py", "*.yaml")),
     ):

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from memc.errors import usage_error
 from memc.units import format_gib
 from memc.verify import DEVICES, Settings, Verification, text_lines, verify
+from memc.verify.processes import termination_unwinds
 
 if TYPE_CHECKING:
     from memc.escalation import Climb
+
+REHEARSED_STEPS = 3
 
 
 @click.command("verify")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--device", type=click.Choice(DEVICES), default="auto", show_default=True, help="cpu: try it without.")
+@click.option("--phantom", is_flag=True, help="On cards that do not exist, as memc rehearse does; needs no GPU.")
 @click.option("--steps", type=click.IntRange(1, 1000), help="Optimizer steps to run (default: 4, on a CPU 2).")
 @click.option(
     "--settle",
@@ -57,6 +63,7 @@ if TYPE_CHECKING:
 def command(
     folder: Path,
     device: str,
+    phantom: bool,
     steps: int | None,
     settle: int,
     timeout: float,
@@ -71,6 +78,12 @@ def command(
     Every rank runs: load, first step, steady state, evaluation, checkpoint, and going on from it. Of a plan for several
     nodes, make the same call on each node at the same time.
     """
+    if phantom and (device != "auto" or snapshot is not None or random_weights):
+        raise usage_error(
+            "verify-phantom",
+            "--phantom plays the planned card, builds weights from the config and keeps no history",
+            hint="leave --device, --snapshot and --synthetic out, or leave --phantom out",
+        )
     from memc.diagnose import attribution
     from memc.document import record_document
     from memc.escalation import climb, next_rungs, rung_lines
@@ -87,10 +100,17 @@ def command(
     )
 
     def run(place: Path) -> Verification:
-        return verify(place, settings=settings, on_line=lambda line: click.echo(line, err=True))
+        if not phantom:
+            return verify(place, settings=settings, on_line=lambda line: click.echo(line, err=True))
+        from memc.rehearse import rehearse
 
-    climbed = climb(folder, run, lambda line: click.echo(line, err=True)) if escalate else None
-    outcome = run(folder) if climbed is None else climbed.outcome
+        played = REHEARSED_STEPS if steps is None else steps
+        on_line = partial(click.echo, err=True)
+        return rehearse(place, steps=played, timeout_seconds=timeout, on_line=on_line).verification
+
+    with termination_unwinds():
+        climbed = climb(folder, run, lambda line: click.echo(line, err=True)) if escalate else None
+        outcome = run(folder) if climbed is None else climbed.outcome
     cuts = next_rungs(folder, outcome) if climbed is None else ()
     if as_json:
         document = outcome.document() | {"next": [record_document(cut) for cut in cuts]}

@@ -71,7 +71,7 @@ def run_launcher(
     """
     mark = secrets.token_hex(16)
     start = time.monotonic()
-    with _termination_unwinds():
+    with termination_unwinds():
         process = subprocess.Popen(
             command,
             cwd=folder,
@@ -198,7 +198,7 @@ def _marked(mark: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def _termination_unwinds() -> Iterator[None]:
+def termination_unwinds() -> Iterator[None]:
     """Turns SIGTERM and SIGHUP into SystemExit meanwhile, so that ``finally`` clauses run. Main thread only."""
     if threading.current_thread() is not threading.main_thread():
         yield

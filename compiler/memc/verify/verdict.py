@@ -328,7 +328,7 @@ def judge(
         run_seconds=run_seconds,
         budget_seconds=promise.budget_seconds,
         time_holds=_time_holds(run_seconds, promise),
-        host_resident_bytes=sum(resident) if resident else None,
+        host_resident_bytes=sum(resident) if len(resident) == promise.gpus_per_node else None,
         host_ledger_bytes=promise.host_required_bytes,
         conditions={} if conditions is None else conditions.document(),
         files_digest=promise.files_digest,
