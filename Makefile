@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 export MEMC_CALIBRATION ?= off
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-time card-suite accuracy-card clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-rehearsal accuracy-time card-suite accuracy-card clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -70,7 +70,7 @@ matrix: $(FULL)  ## compile every target, show each to its readers, train what a
 	$(BIN)/python scripts/run_matrix.py -n 2 --dist loadgroup $(ARGS)
 
 e2e: $(FULL)  ## faults, equal losses, the probe; then what needs a GPU, skipped without one
-	$(PYTEST) $(wildcard tests/e2e tests/gpu) $(foreach name,matrix preference classification,--ignore tests/e2e/test_$(name).py)
+	$(PYTEST) --junitxml build/reported.xml $(wildcard tests/e2e tests/gpu) $(foreach name,matrix preference classification,--ignore tests/e2e/test_$(name).py)
 
 examples: $(CORE)  ## regenerate the checked-in examples
 	$(BIN)/python scripts/examples.py
@@ -104,6 +104,9 @@ trace-cost: $(FULL)  ## seconds and memory of the trace for the largest models o
 
 accuracy-memory: $(CORE)  ## the ledger against published memory: make accuracy-memory DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_memory.py $(DATA) $(ARGS)
+
+accuracy-rehearsal: $(CORE)  ## the ledger against rehearsals of eight models in nine modes; goes on from build/rehearsed, needs torch's CUDA build
+	$(BIN)/python benchmarks/accuracy_rehearsal.py $(ARGS)
 
 accuracy-time: $(CORE)  ## the clock against published step times: make accuracy-time DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_time.py $(DATA) $(ARGS)
