@@ -38,7 +38,7 @@ def main() -> None:
     arguments, defaults, mixed_precision_in_file = launch._validate_launch_command(parsed)
     environment = {**os.environ, **rank_environment(arguments, defaults, bool(mixed_precision_in_file))}
     world, rank = int(arguments.num_processes or 1), int(os.environ["MEMC_PHANTOM_RANK"])
-    if world > 1:
+    if world > 1 or arguments.use_deepspeed or arguments.use_fsdp or arguments.multi_gpu:
         cards = int(os.environ["MEMC_PHANTOM"].partition("|")[0])
         local, node = rank % cards, rank // cards
         environment |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(local), "GROUP_RANK": str(node)}

@@ -22,7 +22,9 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -256,6 +258,15 @@ static void copy(void *to, const void *from, size_t size) {
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 
+static size_t pinned_bytes, most_pinned_bytes; /* of the host, in whole pages */
+
+static size_t pages(size_t size) { return (size + 4095) & ~(size_t)4095; }
+
+static void pin(size_t size) { /* with the lock held */
+    pinned_bytes += pages(size);
+    if (pinned_bytes > most_pinned_bytes) most_pinned_bytes = pinned_bytes;
+}
+
 API cudaError_t cudaMalloc(void **out, size_t size) {
     size_t backed = (size + GRANULE - 1) & ~(GRANULE - 1);
     pthread_mutex_lock(&lock);
@@ -274,6 +285,7 @@ API cudaError_t cudaFree(void *address) {
     pthread_mutex_lock(&lock);
     cudaError_t error = release(address, &range) ? cudaSuccess : cudaErrorInvalidValue;
     if (!error && range.kind == DEVICE) used[range.device] -= range.size;
+    if (!error && range.kind == PINNED) pinned_bytes -= pages(range.size);
     pthread_mutex_unlock(&lock);
     return error;
 }
@@ -284,15 +296,22 @@ API cudaError_t cudaFreeAsync(void *address, cudaStream_t stream) { return cudaF
 static cudaError_t host_side(void **out, size_t size, enum kind kind) {
     pthread_mutex_lock(&lock);
     *out = reserve(size ? size : 1, kind, current);
+    if (*out && kind == PINNED) pin(size ? size : 1);
     pthread_mutex_unlock(&lock);
     return *out ? cudaSuccess : cudaErrorMemoryAllocation;
 }
+API size_t phantom_most_pinned(void) { return most_pinned_bytes; }
 
 API cudaError_t cudaHostAlloc(void **out, size_t size, unsigned int flags) { return host_side(out, size, PINNED); }
 API cudaError_t cudaMallocHost(void **out, size_t size) { return host_side(out, size, PINNED); }
 API cudaError_t cudaMallocManaged(void **out, size_t size, unsigned int flags) { return host_side(out, size, MANAGED); }
 API cudaError_t cudaFreeHost(void *address) { return address ? cudaFree(address) : cudaSuccess; }
-API cudaError_t cudaHostRegister(void *address, size_t size, unsigned int flags) { return cudaSuccess; }
+API cudaError_t cudaHostRegister(void *address, size_t size, unsigned int flags) {
+    pthread_mutex_lock(&lock);
+    pin(size);
+    pthread_mutex_unlock(&lock);
+    return cudaSuccess;
+}
 API cudaError_t cudaHostUnregister(void *address) { return cudaSuccess; }
 
 API cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
@@ -529,6 +548,43 @@ API const char *cudaGetErrorName(cudaError_t error) {
 }
 
 /* ---- the host's own memory ----------------------------------------------------------------------------------------- */
+
+/* Scripts ask how much memory the host has left. It is the planned one's, MEMC_PHANTOM_HOST bytes, in place of this one's. */
+static int stand_in(const char *path) { /* a file of its own with what the planned host would say; -1 for other files */
+    const char *bytes = getenv("MEMC_PHANTOM_HOST");
+    char text[256] = "";
+    if (!bytes || !path) return -1;
+    unsigned long long kib = strtoull(bytes, NULL, 10) / 1024;
+    if (!strcmp(path, "/proc/meminfo"))
+        snprintf(text, sizeof text, "MemTotal:       %llu kB\nMemFree:        %llu kB\nMemAvailable:   %llu kB\nBuffers:        0 kB\n"
+                 "Cached:         0 kB\nSwapTotal:      0 kB\nSwapFree:       0 kB\nShmem:          0 kB\nSlab:           0 kB\n", kib, kib, kib);
+    else if (!strcmp(path, "/sys/fs/cgroup/memory.max"))
+        snprintf(text, sizeof text, "max\n");
+    else
+        return -1;
+    int file = memfd_create("phantom", MFD_CLOEXEC);
+    if (file >= 0 && (write(file, text, strlen(text)) < 0 || lseek(file, 0, SEEK_SET) < 0)) { close(file); file = -1; }
+    return file;
+}
+static int open_really(const char *name, const char *path, int flags, int mode) {
+    int (*real)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, name);
+    int file = (flags & O_ACCMODE) == O_RDONLY ? stand_in(path) : -1;
+    return file >= 0 ? file : real(path, flags, mode);
+}
+API int open(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
+    va_end(rest);
+    return open_really("open", path, flags, mode);
+}
+API int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    int mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, int) : 0;
+    va_end(rest);
+    return open_really("open64", path, flags, mode);
+}
 
 /* Linux refuses a private mapping that is larger than the machine's memory, unless it is told that it will not be filled.
  * Files of weights are mapped so, and nobody reads them here. */

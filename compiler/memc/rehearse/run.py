@@ -25,6 +25,9 @@ from memc.verify.verdict import Verification, judge
 LAUNCHER = "launch.sh"
 GRADE = "rehearsed"
 NOTES = "notes.txt"
+HOST = "host.json"
+UNKNOWN_HOST_BYTES = 16 << 40
+"""Memory of a host that the spec says nothing of: enough for any plan."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +92,7 @@ def rehearse(
                 folder=where,
             )
             reports, broken = read_reports(place)
-            started.append(reports)
+            started.append(_with_host(reports, Path(scratch) / HOST))
             seconds, tail = seconds + finished.seconds, finished.tail
             findings = rank_findings(finished, reports, broken, promise, rank=rank, timeout_seconds=timeout_seconds)
             if findings:
@@ -194,6 +197,8 @@ def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, sc
         "HF_HUB_OFFLINE": "1",
         "MEMC_PHANTOM": "|".join([*map(str, described), card.name]),
         "MEMC_PHANTOM_NOTES": str(scratch / NOTES),
+        "MEMC_PHANTOM_HOST": str(_host_bytes(promise)),
+        "MEMC_PHANTOM_HOST_REPORT": str(scratch / HOST),
         "MEMC_PHANTOM_RANK": str(rank),
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
@@ -205,6 +210,29 @@ def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, sc
         "MASTER_PORT": "29500",
     }
     return {**os.environ, **own}
+
+
+def _host_bytes(promise: Promise) -> int:
+    """Returns the memory of the planned host, by which the script decides whether to start."""
+    document = json.loads(promise.path.read_text(encoding="utf-8"))
+    return int(document["budget"].get("host_bytes") or UNKNOWN_HOST_BYTES)
+
+
+def _with_host(reports: tuple[RankReport, ...], path: Path) -> tuple[RankReport, ...]:
+    """Returns the reports with what the planned host would hold: pages that were never touched here, pinned memory."""
+    try:
+        sizes = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return reports
+    path.unlink()
+    return tuple(
+        replace(
+            report,
+            host_rss_peak_bytes=(report.host_rss_peak_bytes or 0) + int(sizes["untouched_bytes"]),
+            host_pinned_peak_bytes=int(sizes["pinned_bytes"]),
+        )
+        for report in reports
+    )
 
 
 def _notes(path: Path) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 /*
- * Keeps what is known of the phantom card's memory true: computes small operations on known data.
+ * Keeps what is known of the phantom card's memory true: computes small operations on known data. And keeps this machine's
+ * memory free of what only the planned host has room for.
  *
  * Kernels of the phantom card do nothing, but libraries ask the device questions: is a mask full, does a row hold several
  * samples, how many tokens carry loss. Their answers decide which kernels run and how large tensors are. All that such
@@ -8,16 +9,23 @@
  * memory that the card's addresses name, and its results are known in turn. Everything else makes its results unknown.
  *
  * Nothing is changed on the way: the operation runs on the card as always and allocates what it allocates.
+ *
+ * On the host, large tensors of floating-point numbers (weights, masters, states that are kept there) are reserved address
+ * space: nothing computes in them, nothing is drawn, their pages stay untouched; what they would take is counted.
  */
 #include <ATen/Functions.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/library.h>
 
+#include <sys/mman.h>
+
 #include <mutex>
+#include <new>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -39,6 +47,7 @@ using torch::jit::Stack;
 constexpr auto KEY = DispatchKey::TESTING_ONLY_GenericMode;
 constexpr size_t MOST_BYTES = size_t{64} << 20;        /* of whole numbers and truth values: a mask of 8192 x 8192 */
 constexpr size_t MOST_FLOAT_BYTES = size_t{256} << 10; /* of other numbers, which decide less and cost more */
+constexpr size_t LARGE_BYTES = size_t{1} << 20;        /* from here on the host's memory is reserved and not touched */
 
 thread_local int depth = 0; /* how many operations enclose this one */
 
@@ -51,6 +60,8 @@ struct Kind {
     bool overwrites = false; /* what it writes to need not be known */
     bool shapes = false;     /* reads only the shape of its inputs */
     bool counts = false;     /* the size of its result depends on data */
+    bool resizes = false;    /* gives what it writes to another size */
+    bool computes = false;   /* one of torch's own that has tensors as results, or changes some */
     std::string name;
     std::vector<bool> written; /* by argument */
 };
@@ -85,6 +96,11 @@ Kind classify(const c10::OperatorHandle &op) {
                       schema.overload_name().find("_out") != std::string::npos;
     kind.shapes = one_of(kind.name, {"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"});
     kind.counts = op.hasTag(at::Tag::dynamic_output_shape);
+    kind.resizes = kind.overwrites && kind.name != "copy_" && kind.name != "fill_" && kind.name != "zero_";
+    bool tensors = kind.writes;
+    for (const auto &result : schema.returns())
+        tensors |= result.type()->isSubtypeOf(*c10::TensorType::get()) || result.type()->kind() == c10::TypeKind::ListType;
+    kind.computes = space == "aten" && tensors && kind.name.find("empty") == std::string::npos;
     return kind;
 }
 
@@ -162,6 +178,161 @@ IValue host_value(const IValue &value) {
         return copy;
     }
     return value;
+}
+
+/* ---- the host's large tensors ---------------------------------------------------------------------------------------- */
+
+struct HostMemory final : c10::Allocator {
+    c10::DataPtr allocate(size_t size) override {
+        if (size < LARGE_BYTES) return small().allocate(size);
+        void *start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (start == MAP_FAILED) throw std::bad_alloc();
+        std::lock_guard<std::mutex> held(guard());
+        sizes()[start] = size;
+        bytes() += size;
+        most() = std::max(most(), bytes());
+        return {start, start, &release, at::Device(at::kCPU)};
+    }
+    c10::DeleterFnPtr raw_deleter() const override { return &release; }
+    void copy_data(void *to, const void *from, size_t size) const override { default_copy_data(to, from, size); }
+
+    static c10::Allocator &small() {
+        static c10::Allocator *before = c10::GetDefaultCPUAllocator();
+        return *before;
+    }
+    static std::mutex &guard() {
+        static auto *mutex = new std::mutex;
+        return *mutex;
+    }
+    static std::unordered_map<void *, size_t> &sizes() {
+        static auto *known = new std::unordered_map<void *, size_t>;
+        return *known;
+    }
+    static size_t &bytes() {
+        static size_t now = 0;
+        return now;
+    }
+    static size_t &most() {
+        static size_t peak = 0;
+        return peak;
+    }
+    static void release(void *start) {
+        {
+            std::lock_guard<std::mutex> held(guard());
+            const auto found = sizes().find(start);
+            if (found != sizes().end()) {
+                munmap(start, found->second);
+                bytes() -= found->second;
+                sizes().erase(found);
+                return;
+            }
+        }
+        small().raw_deleter()(start);
+    }
+};
+
+bool on_host_plain(const Tensor &tensor) {
+    return tensor.defined() && tensor.is_cpu() && tensor.layout() == at::kStrided && tensor.has_storage() &&
+           !tensor.key_set().has_any(DispatchKeySet({DispatchKey::Python, DispatchKey::Fake, DispatchKey::Functionalize,
+                                                     DispatchKey::FuncTorchBatched, DispatchKey::FuncTorchGradWrapper}));
+}
+
+/* Whether it only works on the host, with large tensors of floats among others, and autograd need not know. */
+bool works_on_large(at::ArrayRef<IValue> arguments) {
+    bool large = false, plain = true;
+    for (const IValue &argument : arguments) {
+        if (argument.isDevice()) plain &= argument.toDevice().is_cpu();
+        each_tensor(argument, [&](const Tensor &tensor) {
+            if (!tensor.defined()) return;
+            plain &= on_host_plain(tensor) && !(tensor.requires_grad() && at::GradMode::is_enabled());
+            large |= plain && tensor.is_floating_point() && tensor.numel() * tensor.itemsize() >= LARGE_BYTES;
+        });
+    }
+    return large && plain;
+}
+
+Tensor shape_of(const Tensor &tensor) {
+    if (!tensor.defined()) return tensor;
+    return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).pinned_memory(false));
+}
+
+IValue shape_value(const IValue &value) {
+    if (value.isTensor()) return shape_of(value.toTensor());
+    if (value.isDevice()) return IValue(at::Device(at::kMeta));
+    if (value.isTensorList()) {
+        std::vector<Tensor> shapes;
+        for (const Tensor &tensor : value.toTensorVector()) shapes.push_back(shape_of(tensor));
+        return IValue(shapes);
+    }
+    if (value.isList()) {
+        auto copy = value.toList().copy();
+        for (size_t at = 0; at < copy.size(); at++) {
+            const IValue element = copy.get(at);
+            if (element.isTensor()) copy.set(at, IValue(shape_of(element.toTensor())));
+        }
+        return copy;
+    }
+    return value;
+}
+
+Tensor blank(const Tensor &shape) { /* fresh memory of the size; what is small is zero, and what is large reads as zero */
+    if (!shape.defined()) return shape;
+    Tensor made = at::empty_strided(shape.sizes(), shape.strides(), shape.options().device(at::kCPU));
+    if (made.numel() * made.itemsize() < LARGE_BYTES) made.zero_();
+    return made;
+}
+
+/* What changes large tensors in place changes nothing; its results are the tensors themselves. */
+bool leave_unchanged(const c10::OperatorHandle &op, const Kind &kind, Stack *stack) {
+    const auto &schema = op.schema();
+    Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(kind.written.size()), stack->end()), results;
+    for (const auto &result : schema.returns()) {
+        const auto *alias = result.alias_info();
+        if (!alias) return false;
+        size_t at = 0;
+        while (at < arguments.size() && !(schema.arguments()[at].alias_info() && kind.written[at] &&
+                                          schema.arguments()[at].alias_info()->beforeSets() == alias->beforeSets()))
+            at++;
+        if (at == arguments.size()) return false;
+        results.push_back(arguments[at]);
+    }
+    torch::jit::drop(*stack, arguments.size());
+    stack->insert(stack->end(), results.begin(), results.end());
+    return true;
+}
+
+/* What makes new tensors of large ones makes them of the right size, and fills none. */
+bool leave_blank(const c10::OperatorHandle &op, const Kind &kind, Stack *stack) {
+    Stack shapes;
+    for (const IValue &argument : torch::jit::last(*stack, kind.written.size())) shapes.push_back(shape_value(argument));
+    for (const auto &result : op.schema().returns())
+        if (result.alias_info()) return false;
+    c10::impl::ExcludeDispatchKeyGuard unseen(DispatchKeySet(KEY) | at::autocast_dispatch_keyset);
+    at::AutoDispatchBelowADInplaceOrView without_autograd;
+    try {
+        op.callBoxed(&shapes);
+    } catch (const std::exception &) {
+        return false;
+    }
+    torch::jit::drop(*stack, kind.written.size());
+    for (const IValue &shape : shapes) {
+        if (shape.isTensor()) {
+            stack->emplace_back(blank(shape.toTensor()));
+        } else if (shape.isTensorList()) {
+            std::vector<Tensor> made;
+            for (const Tensor &one : shape.toTensorVector()) made.push_back(blank(one));
+            stack->emplace_back(made);
+        } else {
+            stack->push_back(shape);
+        }
+    }
+    return true;
+}
+
+bool skip_on_host(const c10::OperatorHandle &op, const Kind &kind, at::ArrayRef<IValue> arguments, Stack *stack) {
+    if (!kind.computes || !works_on_large(arguments)) return false;
+    if (kind.writes) return !kind.resizes && leave_unchanged(op, kind, stack);
+    return !kind.counts && leave_blank(op, kind, stack);
 }
 
 /* ---- one operation -------------------------------------------------------------------------------------------------- */
@@ -315,6 +486,7 @@ void shadowed(const c10::OperatorHandle &op, DispatchKeySet keys, Stack *stack) 
     const auto passed = torch::jit::last(*stack, count_of_arguments);
     if (kind.passes || (depth && kind.writes) || c10::impl::dispatch_mode_enabled())
         return op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY), stack);
+    if (skip_on_host(op, kind, passed, stack)) return;
     const Look look = examine(kind, passed);
     if (look.foreign || !look.card || (kind.writes && host_memory_is_written(kind, passed)))
         return op.redispatchBoxed(keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, KEY), stack);
@@ -349,5 +521,11 @@ TORCH_LIBRARY_IMPL(_, TESTING_ONLY_GenericMode, library) {
 
 /* Looks at what this thread does from now on, and at the backward passes that it starts. */
 extern "C" __attribute__((visibility("default"))) void shadow_begin(void) {
+    static HostMemory host;
+    HostMemory::small();
+    c10::SetCPUAllocator(&host, 255);
     c10::impl::tls_set_dispatch_key_included(KEY, true);
 }
+
+/* Bytes of the host that large tensors took at most, had they been filled. */
+extern "C" __attribute__((visibility("default"))) size_t shadow_most_host(void) { return HostMemory::most(); }

@@ -1,27 +1,27 @@
 """Runs a script as one rank on the phantom card, with what no card is needed for left out.
 
 Left out: drawing random weights (the values decide no size), what other ranks would send (torch's own fake process
-group), the bytes of files that are saved (their tensors are made as always), Triton's kernels and DeepSpeed's Adam on
-the host, which compute in memory that nothing may touch, or that a small machine does not have.
+group), the bytes of files that are saved (their tensors are made as always), arithmetic on large tensors of the host
+(shadow.cpp), and what standins.py replaces.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
-import importlib
-import importlib.abc
-import importlib.util
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from memc.rehearse import standins
+else:
+    import standins  # this file is started by its path, so Python looks into its folder first
 
 _DRAWN = (
     "constant_",
@@ -39,22 +39,6 @@ _DRAWN = (
     "xavier_uniform_",
     "zeros_",
 )
-
-_SAFETENSORS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""As the header of a safetensors file names types."""
 
 
 def leave_weights_undrawn() -> None:
@@ -83,18 +67,21 @@ def play_alone(rank: int, world_size: int) -> None:
 def keep_small_data_true() -> None:
     """Has operations on small data of the host done for real, so that what the script decides by it is decided rightly.
 
-    See shadow.cpp. It looks at what this thread does, and at the backward passes that it starts.
+    See shadow.cpp. It looks at what this thread does, and at the backward passes that it starts. At the end it says
+    what the host would have held: large tensors whose pages were never touched here, and pinned memory.
     """
-    ctypes.CDLL(os.environ["MEMC_PHANTOM_SHADOW"]).shadow_begin()
+    shadow = ctypes.CDLL(os.environ["MEMC_PHANTOM_SHADOW"])
+    shadow.shadow_begin()
+    shadow.shadow_most_host.restype = ctypes.c_size_t
+    pinned = ctypes.CDLL(None).phantom_most_pinned
+    pinned.restype = ctypes.c_size_t
 
+    def report() -> None:
+        sizes = {"untouched_bytes": shadow.shadow_most_host(), "pinned_bytes": pinned()}
+        Path(os.environ["MEMC_PHANTOM_HOST_REPORT"]).write_text(json.dumps(sizes), encoding="utf-8")
 
-def forget_sums(arguments: Iterable[object]) -> None:
-    """Says that a kernel which torch does not know of may have written to these: nothing is known of sums any more."""
-    mark = ctypes.CDLL(None).phantom_mark
-    for tensor in arguments:
-        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.is_floating_point():
-            storage = tensor.untyped_storage()
-            mark(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), 0)
+    if "MEMC_PHANTOM_HOST_REPORT" in os.environ:
+        atexit.register(report)
 
 
 def save_nothing() -> None:
@@ -107,91 +94,15 @@ def save_nothing() -> None:
     setattr(torch, "save", saved)  # noqa: B010  (a plain assignment must have the type of what it replaces)
 
 
-def _safetensors(module: ModuleType) -> None:
-    """Files of tensors get their real header and no content: they can be read back, as zeros, and take no room."""
-
-    def saved(
-        tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
-    ) -> None:
-        header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-        end = 0
-        for name, tensor in tensors.items():
-            start, end = end, end + tensor.numel() * tensor.element_size()
-            kind = _SAFETENSORS[tensor.dtype]
-            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
-        text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)
-        with Path(filename).open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.truncate(8 + len(text) + end)
-
-    module.save_file = saved  # type: ignore[attr-defined]
-
-
-def _launch(self: object, *args: object, **kwargs: object) -> None:
-    """Takes the place of a Triton kernel: nothing is compiled, nothing is computed."""
-    forget_sums([*args, *kwargs.values()])
-
-
-def _triton(module: ModuleType) -> None:
-    module.JITFunction.run = _launch
-
-
-def _autotuned(module: ModuleType) -> None:
-    module.Autotuner.run = _launch
-
-
-def _host_adam(module: ModuleType) -> None:
-    module.DeepSpeedCPUAdam.step = lambda self, closure=None: None
-
-
-WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
-    "safetensors.torch": _safetensors,
-    "triton.runtime.jit": _triton,
-    "triton.runtime.autotuner": _autotuned,
-    "deepspeed.ops.adam.cpu_adam": _host_adam,
-}
-"""Module → what is changed in it right after it was imported."""
-
-
-class _Changes(importlib.abc.MetaPathFinder):
-    """Finds the modules of `WHEN_IMPORTED` as always and changes them once they are there."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Returns the spec that the other finders have, with a loader that changes the module after it ran."""
-        change = WHEN_IMPORTED.get(name)
-        if change is None:
-            return None
-        for finder in sys.meta_path:
-            if finder is self:
-                continue
-            found = finder.find_spec(name, path, target)
-            if found is not None and found.loader is not None:
-                _change_after(found.loader, change)
-                return found
-        return None
-
-
-def _change_after(loader: Any, change: Callable[[ModuleType], None]) -> None:
-    run = loader.exec_module
-
-    def then(module: ModuleType) -> None:
-        run(module)
-        change(module)
-
-    loader.exec_module = then
-
-
 def main() -> None:
     """Prepares the process and runs the script that the command line names, with its arguments."""
     script = sys.argv[1]
     leave_weights_undrawn()
     keep_small_data_true()
     save_nothing()
-    sys.meta_path.insert(0, _Changes())
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if world_size > 1:
-        play_alone(int(os.environ["RANK"]), world_size)
+    sys.meta_path.insert(0, standins.Changes(lambda: list(sys.meta_path)))
+    if "RANK" in os.environ:
+        play_alone(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
     sys.argv = sys.argv[1:]
     sys.path[0] = str(Path(script).resolve().parent)
     runpy.run_path(script, run_name="__main__")

@@ -1,0 +1,183 @@
+"""What takes the place of code that works in memory which nothing may touch, or needs what the planned machine has.
+
+Each is put in place right after the module that holds it was imported, and only in the rehearsed process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.abc
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+_SAFETENSORS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""As the header of a safetensors file names types."""
+
+
+def _safetensors(module: ModuleType) -> None:
+    """Files of tensors get their real header and no content: they can be read back, as zeros, and take no room."""
+
+    def saved(
+        tensors: dict[str, torch.Tensor], filename: str | os.PathLike[str], metadata: dict[str, str] | None = None
+    ) -> None:
+        header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+        end = 0
+        for name, tensor in tensors.items():
+            start, end = end, end + tensor.numel() * tensor.element_size()
+            kind = _SAFETENSORS[tensor.dtype]
+            header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with Path(filename).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + end)
+
+    module.save_file = saved  # type: ignore[attr-defined]
+
+
+def forget_sums(arguments: Iterable[object]) -> None:
+    """Says that a kernel which torch does not know of may have written to these: nothing is known of sums any more."""
+    mark = ctypes.CDLL(None).phantom_mark
+    for tensor in arguments:
+        if isinstance(tensor, torch.Tensor) and tensor.is_cuda and tensor.is_floating_point():
+            storage = tensor.untyped_storage()
+            mark(ctypes.c_void_p(storage.data_ptr()), ctypes.c_size_t(storage.nbytes()), 0)
+
+
+def _launch(self: object, *args: object, **kwargs: object) -> None:
+    """Takes the place of a Triton kernel: nothing is compiled, nothing is computed."""
+    forget_sums([*args, *kwargs.values()])
+
+
+def _triton(module: ModuleType) -> None:
+    module.JITFunction.run = _launch
+
+
+def _autotuned(module: ModuleType) -> None:
+    module.Autotuner.run = _launch
+
+
+class HostAdam:
+    """DeepSpeed's Adam in C++, without the arithmetic: states are made as always, and stay as they are."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        """Returns the function of this name, which does nothing."""
+        return lambda *args, **kwargs: 0
+
+
+class Drive:
+    """DeepSpeed's handle on files of a drive, without the drive: reads and writes are done at once and move nothing.
+
+    Buffers are made of the size that is asked for. Source: deepspeed ops/csrc/aio, py_ds_aio.cpp.
+    """
+
+    def __init__(self, *args: object, **kwargs: object) -> None:
+        self._started = 0
+        self._locked: set[int] = set()
+
+    def _start(self, *args: object) -> int:
+        self._started += 1
+        return 0
+
+    async_pread = async_pwrite = _start
+
+    def sync_pread(self, *args: object) -> int:
+        """Returns 1: one file was read or written."""
+        return 1
+
+    sync_pwrite = pread = pwrite = read = write = sync_pread
+
+    def wait(self) -> int:
+        """Returns how many reads and writes were started since the last call."""
+        done, self._started = self._started, 0
+        return done
+
+    def new_cpu_locked_tensor(self, elements: int, example: torch.Tensor) -> torch.Tensor:
+        """Returns a buffer that counts as locked in memory."""
+        buffer = torch.empty(elements, dtype=example.dtype)
+        self._locked.add(buffer.data_ptr())
+        return buffer
+
+    def free_cpu_locked_tensor(self, buffer: torch.Tensor) -> bool:
+        """Forgets a buffer; its memory goes with its last reference."""
+        self._locked.discard(buffer.data_ptr())
+        return True
+
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
+        """Returns whether a tensor lies in locked memory."""
+        return buffer.untyped_storage().data_ptr() in self._locked or buffer.is_pinned()
+
+    def pin_device_tensor(self, buffer: torch.Tensor) -> bool:
+        """Returns True: it is done."""
+        return True
+
+    unpin_device_tensor = pin_device_tensor
+
+
+class _Drives:
+    aio_handle = Drive
+
+
+def _built_operations(module: ModuleType) -> None:
+    """DeepSpeed finds what it would compile to work on the host and on drives as if it were loaded already."""
+    module.OpBuilder._loaded_ops |= {"cpu_adam": HostAdam(), "async_io": _Drives()}
+
+
+WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
+    "safetensors.torch": _safetensors,
+    "triton.runtime.jit": _triton,
+    "triton.runtime.autotuner": _autotuned,
+    "deepspeed.ops.op_builder.builder": _built_operations,
+}
+"""Module → what is changed in it right after it was imported."""
+
+
+class Changes(importlib.abc.MetaPathFinder):
+    """Finds the modules of `WHEN_IMPORTED` as always and changes them once they are there."""
+
+    def __init__(self, others: Callable[[], Iterable[Any]]) -> None:
+        self._others = others
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """Returns the spec that the other finders have, with a loader that changes the module after it ran."""
+        change = WHEN_IMPORTED.get(name)
+        if change is None:
+            return None
+        for finder in self._others():
+            if finder is self:
+                continue
+            found: ModuleSpec | None = finder.find_spec(name, path, target)
+            if found is not None and found.loader is not None:
+                _change_after(found.loader, change)
+                return found
+        return None
+
+
+def _change_after(loader: Any, change: Callable[[ModuleType], None]) -> None:
+    run = loader.exec_module
+
+    def then(module: ModuleType) -> None:
+        run(module)
+        change(module)
+
+    loader.exec_module = then
