@@ -78,11 +78,11 @@ def command(
     Every rank runs: load, first step, steady state, evaluation, checkpoint, and going on from it. Of a plan for several
     nodes, make the same call on each node at the same time.
     """
-    if phantom and (device != "auto" or snapshot is not None or random_weights):
+    if phantom and (device != "auto" or random_weights):
         raise usage_error(
             "verify-phantom",
-            "--phantom plays the planned card, builds weights from the config and keeps no history",
-            hint="leave --device, --snapshot and --synthetic out, or leave --phantom out",
+            "--phantom plays the planned card and builds weights from the config",
+            hint="leave --device and --synthetic out, or leave --phantom out",
         )
     from memc.diagnose import attribution
     from memc.document import record_document
@@ -106,7 +106,15 @@ def command(
 
         played = REHEARSED_STEPS if steps is None else steps
         on_line = partial(click.echo, err=True)
-        return rehearse(place, steps=played, timeout_seconds=timeout, on_line=on_line).verification
+        found = rehearse(
+            place,
+            steps=played,
+            timeout_seconds=timeout,
+            snapshots=snapshot,
+            read_snapshot=attribution,
+            on_line=on_line,
+        )
+        return found.verification
 
     with termination_unwinds():
         climbed = climb(folder, run, lambda line: click.echo(line, err=True)) if escalate else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,14 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
-from memc.facts import load_gpu, load_model_config
+from memc.facts import load_gpu
 from memc.facts.records import GpuFacts
 from memc.rehearse.build import Phantom, phantom
 from memc.rehearse.toolchain import find_toolchain
+from memc.verify.attribution import Attribution, ReadSnapshot
 from memc.verify.findings import memory_findings, rank_findings
 from memc.verify.lock import Promise, append_measurement, read_lock, require_unedited
 from memc.verify.probe import RankReport, read_reports
-from memc.verify.processes import run_launcher
+from memc.verify.processes import Finished, run_launcher
+from memc.verify.synthetic import model_folder
 from memc.verify.verdict import Verification, judge
 
 LAUNCHER = "launch.sh"
@@ -50,6 +53,8 @@ def rehearse(
     ranks: Sequence[str] = ("0", "last"),
     steps: int = 3,
     timeout_seconds: float = 900.0,
+    snapshots: Path | None = None,
+    read_snapshot: ReadSnapshot | None = None,
     on_line: Callable[[str], None],
 ) -> Rehearsal:
     """Runs the launcher in `folder` once for each rank, on phantom cards, and returns what torch's allocator counted.
@@ -60,9 +65,11 @@ def rehearse(
     Args:
         folder: What `memc compile` wrote.
         gpu: Catalogue key of another card than the planned one.
-        ranks: Numbers of the ranks to play; ``last`` is the last one.
+        ranks: Numbers of the ranks to play; ``middle`` and ``last`` are those.
         steps: Optimizer steps.
         timeout_seconds: Wall clock for each rank.
+        snapshots: Folder for every rank's memory history; None: kept only to say what an allocation failed for.
+        read_snapshot: Reads one; None: what memory was for is not said.
         on_line: Called with each line that the launcher prints, on a thread of its own.
 
     Raises:
@@ -74,35 +81,30 @@ def rehearse(
     numbers = _numbers(ranks, promise.world_size or 1)
     card = _card(promise, gpu)
     built = phantom(find_toolchain())
-    started: list[tuple[RankReport, ...]] = []
-    findings: tuple[Diagnostic, ...] = ()
-    seconds = 0.0
-    tail: tuple[str, ...] = ()
+    played: list[_Played] = []
     with tempfile.TemporaryDirectory(prefix="memc-rehearse-") as scratch:
-        where = _model_folder(promise, Path(scratch))
+        stage = _Stage(
+            folder,
+            promise,
+            steps,
+            timeout_seconds,
+            snapshots,
+            read_snapshot,
+            Path(scratch),
+            model_folder(promise, Path(scratch)),
+        )
         for rank in numbers:
-            place = Path(scratch) / f"rank{rank}"
-            command = ["bash", str(folder.resolve() / LAUNCHER), "--probe", str(place)]
-            command += ["--max-steps", str(steps), "--random-weights"]
-            finished = run_launcher(
-                command,
-                environment=_environment(built, card, promise, rank, Path(scratch)),
-                timeout_seconds=timeout_seconds,
-                on_line=on_line,
-                folder=where,
-            )
-            reports, broken = read_reports(place)
-            started.append(_with_host(reports, Path(scratch) / HOST))
-            seconds, tail = seconds + finished.seconds, finished.tail
-            findings = rank_findings(finished, reports, broken, promise, rank=rank, timeout_seconds=timeout_seconds)
-            if findings:
+            environment = _environment(built, card, promise, rank, Path(scratch))
+            played.append(stage.play(rank, environment, on_line))
+            if played[-1].findings:
                 break
         unmodelled = _notes(Path(scratch) / NOTES)
+    findings = played[-1].findings
+    sound = not findings
     # Seconds of a card that does not exist, and losses of sums that nobody did, say nothing.
     reports = tuple(
-        replace(one, step_seconds=(), losses=(), tokens_per_second=None) for ones in started for one in ones
+        replace(one, step_seconds=(), losses=(), tokens_per_second=None) for ran in played for one in ran.reports
     )
-    sound = not findings
     if sound:
         findings = memory_findings(reports, promise)
     outcome = judge(
@@ -111,14 +113,81 @@ def rehearse(
         device="cuda",
         steps=steps,
         random_weights=True,
-        seconds=seconds,
+        seconds=sum(ran.finished.seconds for ran in played),
         diagnostics=findings,
-        log_tail=tail,
+        log_tail=played[-1].finished.tail,
         grade=GRADE,
+        attributions={rank: found for ran in played for rank, found in ran.attributions.items()},
     )
     if sound and gpu is None:
         append_measurement(promise, outcome.measurement())
     return Rehearsal(verification=outcome, unmodelled=unmodelled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Played:
+    """What one rank left."""
+
+    finished: Finished
+    reports: tuple[RankReport, ...]
+    findings: tuple[Diagnostic, ...]
+    attributions: dict[int, Attribution]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Where ranks are played, and how."""
+
+    folder: Path
+    promise: Promise
+    steps: int
+    timeout_seconds: float
+    snapshots: Path | None
+    read_snapshot: ReadSnapshot | None
+    scratch: Path
+    start: Path | None
+
+    def play(self, rank: int, environment: dict[str, str], on_line: Callable[[str], None]) -> _Played:
+        """Returns what the launcher left that was started for one rank."""
+        place = self.scratch / f"rank{rank}"
+        command = ["bash", str(self.folder.resolve() / LAUNCHER), "--probe", str(place)]
+        command += ["--max-steps", str(self.steps), "--random-weights"]
+        command += ["--memory-history"] if self.snapshots is not None else []
+        finished = run_launcher(
+            command,
+            environment=environment,
+            timeout_seconds=self.timeout_seconds,
+            on_line=on_line,
+            folder=self.start,
+        )
+        reports, broken = read_reports(place)
+        reports = _with_host(reports, self.scratch / HOST)
+        attributions = self._attributions(rank, place / f"rank{rank}.pickle", on_line)
+        findings = rank_findings(
+            finished,
+            reports,
+            broken,
+            self.promise,
+            rank=rank,
+            timeout_seconds=self.timeout_seconds,
+            attributions=attributions,
+        )
+        return _Played(finished=finished, reports=reports, findings=findings, attributions=attributions)
+
+    def _attributions(self, rank: int, snapshot: Path, on_line: Callable[[str], None]) -> dict[int, Attribution]:
+        """Returns what the rank's snapshot says, by rank; copies it out where it was asked for."""
+        if not snapshot.is_file():
+            return {}
+        if self.snapshots is not None:
+            self.snapshots.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(snapshot, self.snapshots / snapshot.name)
+        if self.read_snapshot is None:
+            return {}
+        try:
+            return {rank: self.read_snapshot(snapshot.read_bytes())}
+        except (MemcError, ValueError) as error:
+            on_line(f"memc: {snapshot.name} says nothing: {error}")
+            return {}
 
 
 def _numbers(ranks: Sequence[str], world_size: int) -> tuple[int, ...]:
@@ -129,9 +198,10 @@ def _numbers(ranks: Sequence[str], world_size: int) -> tuple[int, ...]:
     """
     found = []
     for text in ranks:
-        number = world_size - 1 if text == "last" else int(text) if text.isdecimal() else -1
+        named = {"middle": world_size // 2, "last": world_size - 1}
+        number = named[text] if text in named else int(text) if text.isdecimal() else -1
         if not 0 <= number < world_size:
-            hint = f"use numbers from 0 to {world_size - 1}, or `last`, with commas between them"
+            hint = f"use numbers from 0 to {world_size - 1}, `middle` or `last`, with commas between them"
             raise usage_error("rehearse-ranks", f"{text!r} is no rank of a run with {world_size}", hint=hint)
         found.append(number)
     return tuple(dict.fromkeys(found))
@@ -162,22 +232,6 @@ def _card(promise: Promise, gpu: str | None) -> GpuFacts:
         where = Location(file=str(promise.path), field="hardware.gpu")
         raise MemcError((Diagnostic(code="rehearse-card", message=message, where=where, hint=hint),), ExitCode.USAGE)
     return card
-
-
-def _model_folder(promise: Promise, scratch: Path) -> Path | None:
-    """Returns the folder to start in, where the plan's model is found by its name; None when it is found from here.
-
-    A config is all that a rehearsal reads of a model.
-    """
-    document = json.loads(promise.path.read_text(encoding="utf-8"))
-    name = str(document["run"]["model"])
-    if Path(name).exists():
-        return None
-    place = scratch / "models" / name
-    place.mkdir(parents=True)
-    config = load_model_config(str(document["model"]["key"]), base_dir=Path())
-    (place / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    return scratch / "models"
 
 
 def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, scratch: Path) -> dict[str, str]:

@@ -68,11 +68,13 @@ def rank_findings(
     *,
     rank: int,
     timeout_seconds: float,
+    attributions: Mapping[int, Attribution] | None = None,
 ) -> tuple[Diagnostic, ...]:
     """Returns why a run that plays one rank alone is not sound; its losses are nobody's, and not looked at."""
     launcher = promise.path.parent / "launch.sh"
-    if errors := tuple(_rank_error(report, promise, None) for report in reports if report.error is not None):
-        return errors
+    failed = [report for report in reports if report.error is not None]
+    if failed:
+        return tuple(_rank_error(report, promise, (attributions or {}).get(report.rank)) for report in failed)
     missing = () if any(report.rank == rank for report in reports) else (rank,)
     if finished.timed_out:
         return (_timed_out(finished, missing, launcher, timeout_seconds),)
