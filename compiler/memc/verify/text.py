@@ -42,7 +42,7 @@ def _against_the_lock(outcome: Verification) -> Iterator[str]:
         inside = "inside" if outcome.within_interval else "outside"
         yield (
             f"ledger: promised {format_gib(outcome.ledger_required_bytes)} ± {format_gib(outcome.uncertainty_bytes)}; "
-            f"measured {_signed(outcome.difference_bytes)} from it, {inside} the interval"
+            f"{outcome.grade} {_signed(outcome.difference_bytes)} from it, {inside} the interval"
         )
     if outcome.step_seconds is not None:
         line = f"step: {format_seconds(outcome.step_seconds)}"
