@@ -38,13 +38,14 @@ def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) ->
     """
     if config.loss is LossHead.CHUNKED or config.task not in _WHOLE_LOGITS or facts.stack != MEMC_STACK:
         return
-    left = bill.bytes_of("forward-working-set", Moment.FORWARD)
+    kept = bill.bytes_of("highest-layer-activations", Moment.LOSS)
+    left = max(0, bill.bytes_of("forward-working-set", Moment.FORWARD) - kept)
     bill.add(
         f"{ALLOCATOR}layer-blocks",
         Account.ACTIVATIONS,
         left,
         Moment.LOSS,
-        lambda: f"{left} B of a layer's forward pass: freed, and too small for logits",
+        lambda: f"{left} B of a layer's forward pass that backward does not need: freed, and too small for logits",
         "torch CUDACachingAllocator.cpp get_free_block",
     )
 

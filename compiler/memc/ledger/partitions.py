@@ -59,6 +59,26 @@ def _block_matrices(block: Block, config: TrainingConfig) -> list[int]:
 
 
 @cache
+def largest_sub_group(matrices: tuple[int, ...], ranks: int, limit: int) -> int:
+    """Returns this rank's elements of the largest of the groups that ZeRO-3 steps through one after the other.
+
+    Args:
+        matrices: Elements of each parameter, in order; each is cut into `ranks` parts.
+        ranks: Parts.
+        limit: Elements of a part of a group, which the parameter that reaches them ends.
+
+    Source: DeepSpeed runtime/zero/stage3.py _create_fp16_sub_groups.
+    """
+    largest = current = 0
+    for size in matrices:
+        current += ceil_div(size, ranks)
+        largest = max(largest, current)
+        if current >= limit:
+            current = 0
+    return largest
+
+
+@cache
 def holdings(matrices: tuple[int, ...], ranks: int, bucket: int) -> Holdings:
     """Returns what the fullest rank holds of gradients.
 

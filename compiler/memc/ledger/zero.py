@@ -10,7 +10,7 @@ from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes
 from memc.ledger.entries import Account, Entry, Moment
-from memc.ledger.partitions import Holdings, holdings, trained_matrices
+from memc.ledger.partitions import Holdings, holdings, largest_sub_group, trained_matrices
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, cached_entry, gpu_entry
 from memc.ledger.states import ParamCounts
 from memc.units import ceil_div
@@ -44,7 +44,7 @@ def zero_entries(
             gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 2 * moment * share, AFTER_LOAD, moments, _ZERO),
         ]
     if zero.stage == 3:
-        entries += _stage_3(config, counts, types, share, text)
+        entries += _stage_3(model, config, counts, types, share, text)
     elif zero.stage:
         entries += _flattening(config, counts, types, facts, share)
         entries += _partitioned_gradients(model, config, counts, types)
@@ -218,12 +218,15 @@ def _step_copies(zero: ZeroConfig, types: Dtypes) -> tuple[int, str]:
     return copies, what
 
 
-def _stage_3(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str) -> list[Entry]:
+def _stage_3(
+    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str
+) -> list[Entry]:
     """Returns gradient shards, initialisation, the step's sub-group, and the window of gathered parameters."""
     zero, size = config.zero, types.gradient
     assert zero is not None
     on_gpu = zero.offload_optimizer is Offload.NONE
-    unit = min(share, zero.sub_group_elements) if on_gpu else 0
+    matrices = trained_matrices(model, config)
+    unit = largest_sub_group(matrices, config.world_size, zero.sub_group_elements) if on_gpu else 0
     copies, what = _step_copies(zero, types)
     master, shards = (zero.master_bytes * share, size * share) if on_gpu else (0, 0)
     later = shards + 2 * zero.reduce_bucket_elements
