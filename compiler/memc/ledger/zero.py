@@ -5,6 +5,8 @@ Ranks differ: gradients are kept by whole parameters of a rank's part. The fulle
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from memc.config import Offload, TrainingConfig, ZeroConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
@@ -24,6 +26,9 @@ _FIRST = frozenset({Moment.BACKWARD_FIRST_LAYER})
 _LAST = frozenset({Moment.BACKWARD_LAST_LAYER})
 _EMBEDDING = frozenset({Moment.BACKWARD_EMBEDDING})
 _STEP = frozenset({Moment.STEP})
+
+_Held: TypeAlias = "tuple[str, frozenset[Moment], int]"
+"""Gradients of some moments: the entry's name, the moments, elements."""
 
 
 def zero_entries(
@@ -123,15 +128,14 @@ def _partitioned_gradients(
         sizes = _stage_2(held, counts, accumulates=accumulates)
     else:
         sizes = _stage_1(held, counts, accumulates=accumulates, overlaps=zero.overlap_comm)
-    entries = _each(size, [(moments, elements + rest if elements else 0) for moments, elements in sizes])
+    entries = _each(size, [(name, moments, elements + rest if elements else 0) for name, moments, elements in sizes])
     if zero.overlap_comm:
-        alive = frozenset[Moment]().union(*(moments for moments, elements in sizes if elements >= held.own))
         entries.append(
             cached_entry(
                 "reduction-stream",
                 Account.GRADIENTS,
                 size * held.own,
-                TRAINING - alive,
+                _AHEAD,
                 f"{size} B x {held.own} elements of this rank's gradients, whose memory serves their stream alone",
                 "DeepSpeed stage_1_and_2.py reduce_ipg_grads; torch CUDACachingAllocator.cpp",
             )
@@ -139,62 +143,56 @@ def _partitioned_gradients(
     return entries
 
 
-def _each(size: int, sizes: list[tuple[frozenset[Moment], int]], what: str = "on the fullest rank") -> list[Entry]:
+def _each(size: int, sizes: list[_Held], what: str = "on the fullest rank") -> list[Entry]:
     """Returns one entry of gradients for each group of moments."""
-    names = {_AHEAD: "gradients", _FIRST: "gradients-first-layer", _LAST: "gradients-last-layer"}
-    names |= {_EMBEDDING: "gradients-embedding", _STEP: "gradients-of-partition"}
     return [
-        gpu_entry(
-            names[moments], Account.GRADIENTS, size * elements, moments, f"{size} B x {elements} elements {what}", _ZERO
-        )
-        for moments, elements in sizes
+        gpu_entry(name, Account.GRADIENTS, size * elements, moments, f"{size} B x {elements} elements {what}", _ZERO)
+        for name, moments, elements in sizes
     ]
 
 
-def _arriving(counts: ParamCounts) -> list[tuple[frozenset[Moment], int]]:
+def _arriving(counts: ParamCounts) -> list[_Held]:
     """Returns elements of gradients that autograd has just made, where they are large."""
-    return [(_FIRST, counts.head), (_EMBEDDING, counts.embedding)]
+    return [("gradients-first-layer", _FIRST, counts.head), ("gradients-embedding", _EMBEDDING, counts.embedding)]
 
 
-def _stage_1(
-    held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps: bool
-) -> list[tuple[frozenset[Moment], int]]:
+def _stage_1(held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps: bool) -> list[_Held]:
     """Returns elements of gradients by moments: all that are no bucket's stay until the pass ends."""
     every, head, embedding = counts.trainable, counts.head, counts.embedding
     if not overlaps:
         ahead = every if accumulates else 0
         return [
-            (_AHEAD, ahead),
-            (_FIRST, max(ahead, head)),
-            (_LAST, every),
-            (_EMBEDDING, every + held.own),
-            (_STEP, held.own),
+            ("gradients", _AHEAD, ahead),
+            ("gradients-first-layer", _FIRST, max(ahead, head)),
+            ("gradients-last-layer", _LAST, every),
+            ("gradients-embedding", _EMBEDDING, every + held.own),
+            ("gradients-of-partition", _STEP, held.own),
         ]
     if accumulates:
         return [
-            (_AHEAD, every),
-            (_FIRST, every + held.last),
-            (_LAST, max(every, held.kept_with_lowest)),
-            (_EMBEDDING, max(every, held.kept_with_lowest) + embedding),
-            (_STEP, held.own),
+            ("gradients", _AHEAD, every),
+            ("gradients-first-layer", _FIRST, every + held.last),
+            ("gradients-last-layer", _LAST, max(every, held.kept_with_lowest)),
+            ("gradients-embedding", _EMBEDDING, max(every, held.kept_with_lowest) + embedding),
+            ("gradients-of-partition", _STEP, held.own),
         ]
     return [
-        (_FIRST, head + held.last),
-        (_LAST, held.kept),
-        (_EMBEDDING, held.kept_with_lowest),
-        (_STEP, held.own),
+        ("gradients-first-layer", _FIRST, head + held.last),
+        ("gradients-last-layer", _LAST, held.kept),
+        ("gradients-embedding", _EMBEDDING, held.kept_with_lowest),
+        ("gradients-of-partition", _STEP, held.own),
     ]
 
 
-def _stage_2(held: Holdings, counts: ParamCounts, *, accumulates: bool) -> list[tuple[frozenset[Moment], int]]:
+def _stage_2(held: Holdings, counts: ParamCounts, *, accumulates: bool) -> list[_Held]:
     """Returns elements of gradients by moments: those of this rank's part, and a second time while passes add up."""
     before = held.own if accumulates else 0
     return [
-        (_AHEAD, before),
-        (_FIRST, before + counts.head + held.last),
-        (_LAST, before + held.own),
-        (_EMBEDDING, before + held.own + counts.embedding),
-        (_STEP, held.own),
+        ("gradients", _AHEAD, before),
+        ("gradients-first-layer", _FIRST, before + counts.head + held.last),
+        ("gradients-last-layer", _LAST, before + held.own),
+        ("gradients-embedding", _EMBEDDING, before + held.own + counts.embedding),
+        ("gradients-of-partition", _STEP, held.own),
     ]
 
 
