@@ -20,7 +20,7 @@ import yaml
 from cards.cases import cases, config_of
 from cards.corpus import memory_record, read, results, text, time_record
 from cards.judging import GPU, Held, held, parts, priced
-from memc.certify.request import Request, interval_share
+from memc.certify.request import Request, interval_share, untraceable
 from memc.facts import load_gpu
 from memc.ledger import ledger_facts
 from memc.ledger.traced import with_trace
@@ -78,12 +78,17 @@ class Traced:
 def trace(found: Sequence[Held]) -> dict[str, Traced]:
     """Returns what the trace makes of each case, by name, and says so as it goes."""
     traced = {}
-    for item in found:
+    for item in (item for item in found if not _why_untraced(item)):
         began = time.monotonic()
         one = traced[item.case.name] = _traced(item)
         off = f"{one.certified_bytes / item.reserved_bytes - 1:+.2%}" if item.reserved_bytes else "out of memory"
         print(f"traced in {time.monotonic() - began:5.1f} s, certified {off}: {item.case.name}", flush=True)
     return traced
+
+
+def _why_untraced(item: Held) -> str:
+    gpu = load_gpu(GPU)
+    return untraceable(Request(item.case.config, {}, gpu.compute_capability, gpu.multiprocessors))
 
 
 def _traced(item: Held) -> Traced:
@@ -115,7 +120,7 @@ def trace_figures(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[s
     """Returns the errors of the trace, and verdicts of what is certified with it; nothing when nothing was traced."""
     if not traced:
         return {}
-    ran = [(item, traced[item.case.name]) for item in found if item.fits]
+    ran = [(item, traced[item.case.name]) for item in found if item.fits and item.case.name in traced]
     kinds = {
         "traced_allocated": [(one.allocated_bytes, item.allocated_bytes) for item, one in ran],
         "traced_reserved": [(one.reserved_bytes, item.reserved_bytes) for item, one in ran],
@@ -125,7 +130,9 @@ def trace_figures(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[s
     return {
         **{kind: _spread(sizes) for kind, sizes in errors.items()},
         "certified_false_fits": [
-            item.case.name for item in found if not item.fits and traced[item.case.name].certified_fits
+            item.case.name
+            for item in found
+            if not item.fits and item.case.name in traced and traced[item.case.name].certified_fits
         ],
         "certified_refusals": [item.case.name for item, one in ran if not one.certified_fits],
     }
@@ -171,14 +178,19 @@ def document(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[str, A
             "allocated_bytes": item.allocated_bytes,
             "priced_allocated_bytes": item.priced_allocated_bytes,
             "reserved_bytes": item.reserved_bytes,
-            "traced_reserved_bytes": traced[item.case.name].reserved_bytes if item.fits and traced else None,
-            "certified_reserved_bytes": traced[item.case.name].certified_bytes if traced else None,
+            "traced_reserved_bytes": _kept(traced, item, "reserved_bytes") if item.fits else None,
+            "certified_reserved_bytes": _kept(traced, item, "certified_bytes"),
             "seconds": item.seconds,
             "priced_seconds": round(item.priced_seconds, 4),
         }
         for item in found
     ]
     return {**figures(found), **trace_figures(found, traced), "rows": rows}
+
+
+def _kept(traced: Mapping[str, Traced], item: Held, name: str) -> int | None:
+    one = traced.get(item.case.name)
+    return None if one is None else int(getattr(one, name))
 
 
 def _line(item: Held) -> str:

@@ -15,16 +15,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from cards.cases import Case, cases, tiny
+from cards.cases import TINY, Case, cases, tiny
 
 _AHEAD = 4
 _CASE_SECONDS = 75.0
+_TINY_SECONDS = 300.0
+"""Of a tiny case, whose process imports its libraries within this time too."""
 
 
 def main() -> int:
@@ -33,18 +35,22 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("build/cards/results.jsonl"))
     parser.add_argument("--seconds", type=float, default=540.0, help="stop starting cases after this long")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names of cases")
-    parser.add_argument("--tiny", action="store_true", help="one small case instead")
+    parser.add_argument("--tiny", action="store_true", help="small cases instead, which a CPU runs")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, with its price, and end")
     parser.add_argument("--rates", action="store_true", help="measure the card's rates first")
     parser.add_argument("--list", action="store_true", help="print names and end")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    wanted = [tiny()] if options.tiny else list(cases())
+    wanted = list(tiny() if options.tiny else cases())
     wanted = [one for one in wanted if not options.only or any(part in one.name for part in options.only)]
     if options.case is not None:
         _work(next(one for one in wanted if one.name == options.case))
         return 0
     if options.list:
         print("\n".join(one.name for one in wanted))
+        return 0
+    if options.dry_run:
+        print("\n".join(dry_run(wanted, finished(options.results), options.seconds)))
         return 0
     options.results.parent.mkdir(parents=True, exist_ok=True)
     done = finished(options.results)
@@ -53,7 +59,34 @@ def main() -> int:
 
         _keep(options.results, {"case": "rates", **_apart(rates)})
     extra = ["--tiny"] if options.tiny else []
-    return run([one for one in wanted if one.name not in done], options.results, options.seconds, extra)
+    ahead = 2 if options.tiny else _AHEAD
+    return run([one for one in wanted if one.name not in done], options.results, options.seconds, extra, ahead)
+
+
+def dry_run(wanted: Sequence[Case], done: Container[str], seconds: float) -> Iterator[str]:
+    """Yields what a run would do: each case with what it needs on the card and how long its steps take.
+
+    A case takes its steps (`cards.measuring`) and the time to build and fill its model, which nothing here predicts:
+    the steps alone are added up, and how many cases a run of `seconds` holds is known when it has run.
+    """
+    from cards.judging import priced
+    from cards.judging import seconds as step_seconds
+    from cards.steps import steps_for
+
+    total, waiting = 0.0, 0
+    for one in wanted:
+        if one.name in done:
+            yield f"{'there already':>28}  {one.name}"
+            continue
+        waiting += 1
+        need, each = priced(one.model, one.config).gpu.required_bytes, step_seconds(one.model, one.config)
+        steps = steps_for(each)
+        total += steps * each
+        yield f"{need / 2**30:7.2f} GiB {steps:3} x {each:6.2f} s  {one.name}"
+    yield (
+        f"{waiting} of {len(wanted)} cases would run: {total:.0f} s of steps, in calls of {seconds:.0f} s with at most "
+        f"{_CASE_SECONDS:.0f} s for a case; what is measured is kept, and the next call goes on"
+    )
 
 
 def _apart(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -70,14 +103,14 @@ def finished(path: Path) -> frozenset[str]:
     return frozenset(record["case"] for record in records if record.get("kind") != "failed")
 
 
-def run(wanted: list[Case], results: Path, seconds: float, extra: list[str]) -> int:
-    """Returns how many of `wanted` failed; results are added to a file."""
+def run(wanted: list[Case], results: Path, seconds: float, extra: list[str], ahead: int = _AHEAD) -> int:
+    """Returns how many of `wanted` failed; results are added to a file, `ahead` processes are started in advance."""
     begin, failed = time.monotonic(), 0
     waiting = list(wanted)
     started: list[tuple[Case, subprocess.Popen[str]]] = []
     try:
         while waiting or started:
-            while waiting and len(started) < _AHEAD:
+            while waiting and len(started) < ahead:
                 started.append((waiting[0], _start(waiting[0], extra)))
                 waiting.pop(0)
             if time.monotonic() - begin > seconds:
@@ -104,7 +137,7 @@ def _start(case: Case, extra: list[str]) -> subprocess.Popen[str]:
 
 def _take(case: Case, process: subprocess.Popen[str]) -> dict[str, Any]:
     """Returns the record of a process, which starts on the card only now."""
-    watch = threading.Timer(_CASE_SECONDS, process.kill)
+    watch = threading.Timer(_CASE_SECONDS if case.model != TINY else _TINY_SECONDS, process.kill)
     watch.start()
     try:
         output, errors = process.communicate("go\n")
@@ -135,9 +168,9 @@ def _work(case: Case) -> None:
     from cards.measuring import measure, prepare
 
     warnings.simplefilter("ignore")
-    model = prepare(case)
+    models = prepare(case)
     if sys.stdin.readline().strip() == "go":
-        print(json.dumps(measure(case, model)), flush=True)
+        print(json.dumps(measure(case, models)), flush=True)
 
 
 if __name__ == "__main__":

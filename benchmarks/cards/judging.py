@@ -92,17 +92,18 @@ def hold(case: Case, record: Mapping[str, Any]) -> Held:
 
 def priced(model: str, config: TrainingConfig) -> Ledger:
     """Returns the ledger of a configuration on the card."""
-    return _estimator(model).ledger(config)
+    return _estimator(model, config.classes).ledger(config)
 
 
 def seconds(model: str, config: TrainingConfig) -> float:
     """Returns the clock's seconds of a step on the card."""
-    return _clock(model).step_time(config, _estimator(model).counts(config)).step_seconds
+    counts = _estimator(model, config.classes).counts(config)
+    return _clock(model, config.classes).step_time(config, counts).step_seconds
 
 
 def parts(model: str, config: TrainingConfig) -> dict[str, float]:
     """Returns the clock's seconds of a micro-batch by kind of work."""
-    clock = _clock(model)
+    clock = _clock(model, config.classes)
     work = clock.micro_batch(config)
     return {
         "forward products": work.forward,
@@ -122,13 +123,13 @@ def _by_phase(ledger: Ledger) -> dict[str, int]:
 
 
 @cache
-def _estimator(model: str) -> Estimator:
-    return Estimator(facts_of(model), ledger_facts(load_gpu(GPU)))
+def _estimator(model: str, classes: int) -> Estimator:
+    return Estimator(facts_of(model, classes), ledger_facts(load_gpu(GPU)))
 
 
 @cache
-def _clock(model: str) -> Clock:
-    return Clock(facts_of(model), clock_facts(load_gpu(GPU), Precision.BF16, 1))
+def _clock(model: str, classes: int) -> Clock:
+    return Clock(facts_of(model, classes), clock_facts(load_gpu(GPU), Precision.BF16, 1))
 
 
 def held(cases: Iterable[Case], records: Mapping[str, Mapping[str, Any]]) -> list[Held]:

@@ -12,45 +12,50 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+from memc.config import Reference
 from memc.trace.build import build
 from memc.trace.optional import library
 
 from cards.cases import Case, config_of
-from cards.training import Training
+from cards.steps import LEAST, MOST, TIMED_SECONDS, WARM_UP
+from cards.training import Training, training_of
 from cards.weights import fill
 
 _LIBRARIES = ("torch", "transformers", "peft", "trl", "bitsandbytes", "accelerate")
-_WARM_UP, _LEAST, _MOST, _TIMED_SECONDS = 2, 3, 10, 3.0
 
 
 def prepare(case: Case) -> Any:
-    """Returns the model on the meta device: all that can be done before the card is free."""
-    return build(case.config, config_of(case.model), shallow=False)[0]
+    """Returns the model on the meta device, and its reference: all that can be done before the card is free."""
+    made = [build(case.config, config_of(case.model), shallow=False)[0]]
+    if case.config.reference is Reference.MODEL:
+        made.append(build(case.config, config_of(case.model), shallow=False)[0].requires_grad_(False).eval())
+    return tuple(made)
 
 
-def measure(case: Case, model: Any) -> dict[str, Any]:
+def measure(case: Case, models: Any) -> dict[str, Any]:
     """Returns all figures of a case; one that runs out of memory says so under `error`, with what it had."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     result: dict[str, Any] = {"case": case.name, "kind": "measured", **_where(device)}
     try:
-        _measure(case, model, device, result)
+        _measure(case, models, device, result)
     except torch.OutOfMemoryError as error:
         result |= {"kind": "oom", "error": " ".join(str(error).split()), **_held()}
     return result
 
 
-def _measure(case: Case, model: Any, device: torch.device, result: dict[str, Any]) -> None:
+def _measure(case: Case, models: Any, device: torch.device, result: dict[str, Any]) -> None:
     cuda = device.type == "cuda"
     before = _used(start=True) if cuda else 0
     result["used_before_bytes"] = before
-    fill(model, case.config, device)
+    for model in models:
+        fill(model, case.config, device)
     gc.collect()
     if cuda:
         torch.cuda.empty_cache()
         result["after_load"] = _held()
         result["context_after_load_bytes"] = _used() - before - torch.cuda.memory_reserved()
     marks = _Marks(cuda)
-    training = Training(model, case.config, marks)
+    training = training_of(models, case.config, marks)
     gc.collect()
     marks.begin()
     training.step()
@@ -69,18 +74,18 @@ def _measure(case: Case, model: Any, device: torch.device, result: dict[str, Any
 
 def _timed(training: Training, marks: _Marks, cuda: bool) -> dict[str, Any]:
     """Returns seconds of several steps after warm-up, each ended by a synchronisation, and the median of phases."""
-    for _ in range(_WARM_UP - 1):
+    for _ in range(WARM_UP - 1):
         training.step()
     _synchronise(cuda)
     seconds: list[float] = []
-    while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _TIMED_SECONDS):
+    while len(seconds) < LEAST or (len(seconds) < MOST and sum(seconds) < TIMED_SECONDS):
         begin = time.perf_counter()
         training.step()
         _synchronise(cuda)
         seconds.append(time.perf_counter() - begin)
     marks.timing = cuda
     phases: list[dict[str, float]] = []
-    for _ in range(_LEAST if cuda else 0):
+    for _ in range(LEAST if cuda else 0):
         marks.start_events()
         training.step()
         _synchronise(cuda)

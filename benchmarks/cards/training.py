@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from memc.config import LossHead, Optimizer, Task, TrainingConfig
+from memc.config import Engine, LossHead, Optimizer, Task, TrainingConfig
 from memc.trace.batch import batch_for
 from memc.trace.build import uses_autocast
 from memc.trace.optional import library
+from memc.trace.preference import preference_loss
 
-_MAX_GRADIENT_NORM = 1.0
+MAX_GRADIENT_NORM = 1.0
 
 
 class Training:
@@ -22,13 +24,14 @@ class Training:
         model: With its weights in place.
         config: How it trains.
         mark: Called with the name of each phase when it has been issued.
+        reference: The frozen second model of pairs; None without one.
     """
 
-    def __init__(self, model: Any, config: TrainingConfig, mark: Callable[[str], None]) -> None:
-        self.model, self.config, self.mark = model, config, mark
+    def __init__(self, model: Any, config: TrainingConfig, mark: Callable[[str], None], reference: Any = None) -> None:
+        self.model, self.config, self.mark, self.reference = model, config, mark, reference
         self.device = next(model.parameters()).device
         self.trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = _optimizer(config, model, self.trained)
+        self.optimizer = None if config.engine is Engine.DEEPSPEED else _optimizer(config, model, self.trained)
         self.batch = _batch(config, model, self.device)
         self._counts_items = _takes_item_count(model)
 
@@ -40,7 +43,8 @@ class Training:
             loss.backward()  # type: ignore[no-untyped-call]
             del loss
             self.mark("backward")
-        torch.nn.utils.clip_grad_norm_(self.trained, _MAX_GRADIENT_NORM)
+        torch.nn.utils.clip_grad_norm_(self.trained, MAX_GRADIENT_NORM)
+        assert self.optimizer is not None
         self.optimizer.step()
         for parameter in self.trained:
             parameter.grad = None
@@ -48,9 +52,11 @@ class Training:
 
     def _loss(self) -> torch.Tensor:
         """Returns the loss of a micro-batch, outputs in fp32 after autocast as accelerate hands them over."""
+        if self.config.task is Task.DPO:
+            return preference_loss(self.config, self.model, self.reference, self.batch, self._precision)
         count = torch.full((), self.batch["labels"].numel(), device=self.device)
         fused = self.config.loss is LossHead.CHUNKED
-        autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=uses_autocast(self.config))
+        autocast = self._precision(self.config)
         if fused and self.config.task is Task.SFT:
             with autocast:
                 outputs = self.model(**self.batch, fused_lm_head=True)
@@ -67,6 +73,18 @@ class Training:
         loss: torch.Tensor = outputs["loss"]
         return loss
 
+    def _precision(self, config: TrainingConfig) -> AbstractContextManager[None]:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=uses_autocast(config))
+
+
+def training_of(models: tuple[Any, ...], config: TrainingConfig, mark: Callable[[str], None]) -> Training:
+    """Returns the loop of a model, of which the second of two is the reference; DeepSpeed's own under DeepSpeed."""
+    if config.engine is Engine.DEEPSPEED:
+        from cards.offloading import Offloaded
+
+        return Offloaded(models[0], config, mark)
+    return Training(models[0], config, mark, *models[1:])
+
 
 def _batch(config: TrainingConfig, model: Any, device: torch.device) -> dict[str, Any]:
     """Returns a batch of random tokens; a gradient of the embedding has then about as many rows as tokens."""
@@ -74,7 +92,8 @@ def _batch(config: TrainingConfig, model: Any, device: torch.device) -> dict[str
     rows = model.config.get_text_config().vocab_size
     drawn = torch.randint(rows, batch["input_ids"].shape, generator=torch.Generator().manual_seed(0))
     batch["input_ids"] = drawn
-    batch["labels"] = drawn.clone()
+    if config.task is not Task.CLASSIFICATION:
+        batch["labels"] = drawn.clone()
     return {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in batch.items()}
 
 

@@ -34,7 +34,8 @@ def test_every_case_has_one_name_and_every_record_a_case() -> None:
     names = [case.name for case in cases()]
     assert len(frozenset(names)) == len(names) >= 40
     records = [record["id"].removeprefix(PREFIX) for record in read(MEMORY)]
-    assert frozenset(records) == frozenset(names)
+    assert frozenset(records) <= frozenset(names)
+    assert len(records) >= 56, "what was measured is not given up; cases that were never measured wait for a card"
     ran = [record["id"] for record in read(MEMORY) if record["source_kind"] == "measured"]
     assert [record["id"] for record in read(TIMES)] == ran
 

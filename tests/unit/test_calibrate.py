@@ -218,6 +218,13 @@ def test_what_tells_nothing_of_a_card_is_named_with_its_reason(memc: Run, change
     assert not Path("measured.yaml").exists()
 
 
+def test_what_others_held_on_the_card_is_no_part_of_a_context(memc: Run) -> None:
+    reserved = round(RATIO * lock()["ledger"]["gpu"]["peak_allocated_bytes"])
+    keep(measured(rank={"required_bytes": reserved + CONTEXT + GIB, "others_bytes": GIB}))
+    assert memc("calibrate", "out").code == 0
+    assert figures()["context_bytes"] == CONTEXT
+
+
 def test_other_cards_and_other_versions_count_when_asked_for(memc: Run) -> None:
     keep(measured(versions={"torch": "1.13.1"}))
     assert memc("calibrate", "out", "--any-version").code == 0

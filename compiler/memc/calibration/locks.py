@@ -89,8 +89,9 @@ def _measurement(
 def _memory(ranks: list[dict[str, Any]], config: TrainingConfig, outside_bytes: int) -> dict[str, float]:
     """Returns context and reserve of the rank that needs most.
 
-    A context is told by one process alone: with several, buffers of collectives lie beside it. Where the card's use
-    could not be read, the lock holds the ledger's own figure, which tells nothing.
+    A context is told by one process alone: with several, buffers of collectives lie beside it. What others held on the
+    card before the run is no part of it. Where the card's use could not be read, the lock holds the ledger's figure,
+    which tells nothing.
     """
     rank = max(ranks, key=lambda item: int(item["peak_reserved_bytes"]))
     allocated, reserved = int(rank["peak_allocated_bytes"]), int(rank["peak_reserved_bytes"])
@@ -98,9 +99,10 @@ def _memory(ranks: list[dict[str, Any]], config: TrainingConfig, outside_bytes: 
         raise ValueError(f"{reserved} bytes are reserved of which {allocated} are allocated")
     fixed = "" if config.expandable_segments else "_fixed_segments"
     figures = {f"reserved_over_allocated{fixed}": reserved / allocated}
-    outside = int(rank["required_bytes"]) - reserved
-    if len(ranks) == 1 and outside not in (0, outside_bytes):
-        figures["context_bytes"] = float(outside)
+    outside = int(rank["required_bytes"]) - reserved - int(rank.get("others_bytes") or 0)
+    context = outside - int(rank.get("others_bytes") or 0)
+    if len(ranks) == 1 and outside != outside_bytes and context > 0:
+        figures["context_bytes"] = float(context)
     return figures
 
 
