@@ -9,11 +9,13 @@ from typing import Any
 
 import yaml
 from hypothesis import strategies as st
-from memc.facts import load_gpu, load_model
+from memc.config import Task
+from memc.facts import ModelFacts, load_gpu, load_model
+from memc.facts.classifiers import as_classifier
 from memc.plan import Infeasible, Plan
 from memc.solver.search import Machine
 from memc.solver.solve import choose, machine_for, solve
-from memc.spec import parse_spec
+from memc.spec import LoadedSpec, parse_spec
 
 SpecDict = dict[str, Any]
 CATALOGUE = ("HuggingFaceTB/SmolLM2-135M", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-4B", "meta-llama/Llama-3.1-8B")
@@ -56,6 +58,36 @@ def specs(
     return {**spec, **fixed}
 
 
+WIDER = ("dpo", "classification", "images", "untimed", "fsdp", "context")
+
+
+@st.composite
+def wider_specs(draw: st.DrawFn, kinds: tuple[str, ...] = WIDER) -> SpecDict:
+    """Draws a spec of what `specs` leaves out: other tasks, images, cards without rates, FSDP, shared sequences.
+
+    Some contradict the facts: those are refused, as those of a user are.
+    """
+    kind = draw(st.sampled_from(kinds))
+    spec: SpecDict = draw(specs(counts=(2, 8)) if kind in ("fsdp", "context") else specs())
+    if kind == "dpo":
+        spec["task"] = "dpo"
+        if draw(st.booleans()):
+            spec["pin"] = {"reference": "precomputed"}
+    elif kind == "classification":
+        spec["task"] = "classification"
+        spec["model"] = draw(st.sampled_from([*CATALOGUE, "google-bert/bert-base-uncased", "FacebookAI/roberta-large"]))
+        spec["data"]["max_length"] = draw(st.sampled_from([128, 500]))
+    elif kind == "images":
+        spec |= {"model": draw(st.sampled_from(["google/gemma-3-4b-pt", "Qwen/Qwen2-VL-2B-Instruct"])), "task": "sft"}
+        spec["data"] |= {"images_per_sample": draw(st.integers(1, 3)), "max_length": 4096}
+    elif kind == "untimed":
+        spec["hardware"]["gpu"] = draw(st.sampled_from(["rtx-3080-laptop-16gb", "rtx-6000-ada", "rtx-2080-ti"]))
+        spec.pop("time", None)
+    else:
+        spec["pin"] = {"engine": "fsdp"} if kind == "fsdp" else {"engine": "fsdp", "context_parallel": 2}
+    return spec
+
+
 def changed(spec: SpecDict, path: str, value: object) -> SpecDict:
     """Returns a copy of a spec with one field set, named as ``hardware.gpu``; None takes the field away."""
     copy = deepcopy(spec)
@@ -73,15 +105,20 @@ def changed(spec: SpecDict, path: str, value: object) -> SpecDict:
 def machine_of(spec: SpecDict) -> Machine:
     """Returns the priced question of a spec."""
     loaded = parse_spec(yaml.safe_dump(spec, sort_keys=False), "spec.yaml")
-    model = load_model(spec["model"], base_dir=Path())
-    return machine_for(loaded, model, load_gpu(spec["hardware"]["gpu"]), loaded.spec.data.samples)
+    return machine_for(loaded, _model(loaded), load_gpu(spec["hardware"]["gpu"]), loaded.spec.data.samples)
 
 
 def solved(spec: SpecDict) -> Plan | Infeasible:
     """Returns the answer to a spec."""
     loaded = parse_spec(yaml.safe_dump(spec, sort_keys=False), "spec.yaml")
-    model = load_model(spec["model"], base_dir=Path())
-    return solve(loaded, model, load_gpu(spec["hardware"]["gpu"]), loaded.spec.data.samples)
+    return solve(loaded, _model(loaded), load_gpu(spec["hardware"]["gpu"]), loaded.spec.data.samples)
+
+
+def _model(loaded: LoadedSpec) -> ModelFacts:
+    model = load_model(loaded.spec.model, base_dir=Path())
+    if loaded.spec.task is not Task.CLASSIFICATION:
+        return model
+    return as_classifier(model, loaded.spec.data.classes)
 
 
 def rung_of(spec: SpecDict) -> int | None:

@@ -97,7 +97,8 @@ def test_the_bounds_hold_and_memory_never_falls_along_a_line(machine: Machine, d
             assert bound.gpu <= totals.gpu
             assert bound.host <= totals.host
             assert bound.nvme <= totals.nvme
-            assert frame.may_fit(shape, replace(machine.question.budget, gpu_bytes=totals.gpu, host_bytes=None))
+            enough = replace(machine.question.budget, gpu_bytes=totals.gpu, host_bytes=None, nvme_bytes=totals.nvme)
+            assert frame.may_fit(shape, enough)
             assert before.gpu <= totals.gpu
             assert before.host <= totals.host
             before = totals
