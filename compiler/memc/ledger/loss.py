@@ -29,14 +29,17 @@ def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
 
 
 def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) -> None:
-    """Adds what a layer's forward pass leaves free in blocks that are too small for logits.
+    """Adds what a layer's forward pass leaves free in blocks that are too small for what the loss asks for.
+
+    That is logits or, of a chunked head that trains, the fp32 sum of its gradient.
 
     Args:
         bill: That of the layers, which has the working set of their forward pass.
         config: The configuration.
         facts: Which stack runs.
     """
-    if config.loss is LossHead.CHUNKED or config.task not in _WHOLE_LOGITS or facts.stack != MEMC_STACK:
+    tiles = config.loss is LossHead.CHUNKED and config.lora is not None
+    if tiles or config.task not in _WHOLE_LOGITS or facts.stack != MEMC_STACK:
         return
     kept = bill.bytes_of("highest-layer-activations", Moment.LOSS)
     left = max(0, bill.bytes_of("forward-working-set", Moment.FORWARD) - kept)
@@ -45,7 +48,7 @@ def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) ->
         Account.ACTIVATIONS,
         left,
         Moment.LOSS,
-        lambda: f"{left} B of a layer's forward pass that backward does not need: freed, and too small for logits",
+        lambda: f"{left} B of a layer's forward pass, freed, and too small for what the loss asks for",
         "torch CUDACachingAllocator.cpp get_free_block",
     )
 
