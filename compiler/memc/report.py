@@ -143,10 +143,13 @@ class _Bill:
         if always:
             listed = ", ".join(f"{format_gib(entry.bytes)} {entry.name}" for entry in always)
             yield _Sentence(f"and in every phase, beyond what is allocated: {listed}")
+        at_times: dict[str, list[str]] = {}
         for entry in beyond:
             if entry not in always:
-                phases = dict.fromkeys(moment.phase.value for moment in Moment if moment in entry.moments)
-                yield _Sentence(f"and in {', '.join(phases)}: {format_gib(entry.bytes)} {entry.name}")
+                phases = ", ".join(dict.fromkeys(moment.phase.value for moment in Moment if moment in entry.moments))
+                at_times.setdefault(phases, []).append(f"{format_gib(entry.bytes)} {entry.name}")
+        for phases, names in at_times.items():
+            yield _Sentence(f"and in {phases}: {', '.join(names)}")
 
 
 def _host_line(bill: ResourceLedger, budget_bytes: int | None) -> _Sentence:
