@@ -140,6 +140,8 @@ def _attention(section: Mapping[str, Any], names: Names, *, slides: bool) -> Att
         mixed_heads=bool(names.switch(section.get("mixed_heads", False))),
         padded=section.get("padded", True),
         within=None if within is None else names.size(within),
+        made_after_norm=section.get("made_after_norm", False),
+        rotary_kinds=section.get("rotary_kinds", 1),
         position_table=names.size(section.get("position_table", 0)),
     )
 

@@ -169,6 +169,8 @@ class AttentionFacts:
         mixed_heads: Whether torch is given more query heads than key heads as they are: no fused kernel takes them.
         within: Positions of the pieces that positions see each other within; None where they see all.
         padded: Whether the mask of a padded batch of texts reaches it.
+        made_after_norm: Whether masks and rotary tables have the type of a layer norm's output, fp32 under autocast.
+        rotary_kinds: How many pairs of rotary tables the model makes: one for each kind of layers that has its own.
         position_table: Rows of a table of distances that the scores of every layer are made with; 0 without one. Such a
             model hands its layers the table and the distances of all pairs, masks every pair, and keeps what each layer
             gave until all have run.
@@ -189,6 +191,8 @@ class AttentionFacts:
     mixed_heads: bool = False
     padded: bool = True
     within: int | None = None
+    made_after_norm: bool = False
+    rotary_kinds: int = 1
     position_table: int = 0
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memc.config import LossHead, TrainingConfig
 from memc.facts.records import Block, ModelFacts, Sees
 from memc.ledger.bill import Bill
-from memc.ledger.blockrun import LayerMode, tail_run
+from memc.ledger.blockrun import LayerMode, made_item, tail_run
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
 from memc.ledger.course import Stretch, course_of
 from memc.ledger.entries import Account, Entry, Moment
@@ -139,6 +139,7 @@ class Pile:
         staying: Outputs of layers that the model holds until all have run.
         returned: What the model returns of images beside the loss, which lives until that has been computed.
         before: Entries at the bottom that are no layers.
+        output_item: Bytes of one element of what the last layer gives.
     """
 
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
@@ -146,6 +147,7 @@ class Pile:
         course, every = course_of(model, config, mode, self.shapes), config.checkpoint_every
         self._distinct = [_layer(stretch, self.shapes, config.checkpoint_offload) for stretch in course.stretches]
         self._order = course.order
+        self.output_item = course.stretches[course.order[-1]].run.output_item
         self.layers = tuple([self._distinct[number] for number in course.order])
         self.returned = tower_bytes(model, config, mode, self.shapes, *course.tower)
         self.shared = shared_tensors(model, mode, course.held, self.shapes, checkpointing=bool(every))
@@ -377,7 +379,8 @@ def _loss(
     )
     cached, casts = pile.casts()
     chunked = config.loss is LossHead.CHUNKED
-    tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
+    tile = (facts.loss_tile_tokens, facts.loss_tile_vocab)
+    tail = tail_run(model, mode, chunked=chunked, tile=tile, item=pile.output_item)
     runs = ((tail.backward, casts), (tail.returned, casts), (tail.forward, cached))
     highest_of = [(peaks, peaks.largest(pile.shapes), copies) for peaks, copies in runs]
     totals = [
@@ -424,8 +427,7 @@ def _reference(
         most: Bytes at the peak of head and loss, all weight copies included.
     """
     stream, tokens = mode.types.stream, config.micro_batch_tokens
-    attention = model.groups[0].block.attention
-    rotary = 2 * stream * attention.head_dim * mode.length if attention.rotary else 0
+    rotary = rotary_tables(model, mode)[0]
     mask = sum(one.size for one in pile.masks)
     inputs = rotary + mask + stream * model.hidden_size * tokens
     frozen = reference_mode(mode)
@@ -543,17 +545,27 @@ def _embedding(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: Laye
     )
 
 
+def rotary_tables(model: ModelFacts, mode: LayerMode) -> tuple[int, str]:
+    """Returns the bytes of the rotary tables of the main stack, and how they come about."""
+    block, length = model.groups[0].block, mode.length
+    attention = block.attention
+    if not attention.rotary:
+        return 0, ""
+    item, width = made_item(attention, mode), dict(block.sizes).get("rotary_dim", attention.head_dim)
+    kinds = f"{attention.rotary_kinds} x " if attention.rotary_kinds > 1 else ""
+    size = 2 * attention.rotary_kinds * item * width * length
+    return size, f"{kinds}cos and sin: 2 x {item} B x {width} x {length} positions"
+
+
 def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
     """Books what the model makes once for all layers: rotary tables, the attention mask, and the batch itself."""
-    attention = model.groups[0].block.attention
-    stream, length = mode.types.stream, mode.length
+    rotary, rotary_text = rotary_tables(model, mode)
     whole_step = (
         Moment.FORWARD,
         Moment.LOSS,
         Moment.BACKWARD_FIRST_LAYER,
         Moment.BACKWARD_LAST_LAYER,
     )
-    rotary = 2 * stream * attention.head_dim * length if attention.rotary else 0
     columns, tokens = 3 if config.padding_mask else 2, _tokens(model, config)
     _shared(bill, pile)
     for moment in whole_step:
@@ -562,7 +574,7 @@ def _tables(bill: Bill, pile: Pile, model: ModelFacts, config: TrainingConfig, m
             Account.ACTIVATIONS,
             rotary,
             moment,
-            lambda: f"cos and sin: 2 x {stream} B x {attention.head_dim} x {length} positions",
+            lambda: rotary_text,
             _SOURCE,
         )
     if model.embedding_dropout and (mode.trains or config.checkpoint_every):

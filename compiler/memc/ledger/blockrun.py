@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memc.config import Attention
-from memc.facts.records import Block, Linear, ModelFacts, Norm
+from memc.facts.records import AttentionFacts, Block, Linear, ModelFacts, Norm
 from memc.ledger.biases import in_use, shared_tensor
 from memc.ledger.dtypes import Dtypes
 from memc.ledger.library import OPERATIONS
@@ -323,9 +323,11 @@ def _forward(
     types = mode.types
     for name in ("cosine", "sine"):
         width = names.get("rotary_dim", block.attention.head_dim)
-        unit, item = (around.unit if around.unit.startswith("I*") else "T"), names.get("rotary_item", types.stream)
+        unit = around.unit if around.unit.startswith("I*") else "T"
+        item = names.get("rotary_item", made_item(block.attention, mode))
         names[name] = machine.outside(unit, width, item, f"rotary {name}")
-    names["mask"] = machine.outside(around.mask_unit, 1, types.stream, "attention mask of the model")
+    mask_item = made_item(block.attention, mode)
+    names["mask"] = machine.outside(around.mask_unit, 1, mask_item, "attention mask of the model")
     names |= {"checkpointed": holds_input, "unit": around.unit, "reached": around.input_needs_grad and grad}
     if around.source_item:
         names["image_features"] = _features(machine, around, grad=grad)
@@ -347,6 +349,11 @@ def _forward(
         machine.release(x)
     machine.release(y)
     return machine, root, x
+
+
+def made_item(attention: AttentionFacts, mode: LayerMode) -> int:
+    """Returns bytes of one element of the masks and rotary tables that a model makes for its layers."""
+    return 4 if attention.made_after_norm and mode.types.autocast else mode.types.stream
 
 
 def _given_by_others(
@@ -466,7 +473,7 @@ def linear_weight(linear: Linear, mode: LayerMode) -> Weight:
     return weight
 
 
-def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[int, int]) -> TailRun:
+def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[int, int], item: int) -> TailRun:
     """Returns what the final norm, the head and the loss do to memory.
 
     Args:
@@ -474,16 +481,17 @@ def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[i
         mode: The mode.
         chunked: Whether the loss is computed tile by tile.
         tile: Tokens and vocabulary entries of one tile.
+        item: Bytes of one element of what the last layer gives.
     """
-    key = (id(model), replace(mode, rank=0, length=0, adapted=frozenset()), chunked)
+    key = (id(model), replace(mode, rank=0, length=0, adapted=frozenset()), chunked, item)
     found = _TAILS.get(key)
     if found is None or found[0] is not model:
-        found = _TAILS[key] = (model, _run_tail(model, mode, chunked, tile))
+        found = _TAILS[key] = (model, _run_tail(model, mode, chunked, tile, item))
     return found[1]
 
 
-def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int]) -> TailRun:
-    machine, root = _tail_forward(model, mode, chunked, tile, grad=True)
+def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], item: int) -> TailRun:
+    machine, root = _tail_forward(model, mode, chunked, tile, item, grad=True)
     cached = [copy.storage for copy in machine.cache.values()]
     left = machine.names.get(AUTOCAST_LEFT, len(machine.tape))
     forward = peaks_of(machine.tape[:left], machine.storages)
@@ -493,7 +501,7 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
     start = len(machine.tape)
     if root is not None:
         machine.backward(root, machine.new("1", 1, 4, "gradient of the loss"))
-    evaluated, _ = _tail_forward(model, mode, chunked, tile, grad=False)
+    evaluated, _ = _tail_forward(model, mode, chunked, tile, item, grad=False)
     return TailRun(
         cached_casts=sum_of(cached),
         kept=kept,
@@ -505,7 +513,7 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
 
 
 def _tail_forward(
-    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], *, grad: bool
+    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], item: int, *, grad: bool
 ) -> tuple[Machine, Node | None]:
     types = mode.types
     sizes = dict(model.tail_sizes)
@@ -531,7 +539,7 @@ def _tail_forward(
     }
     machine = Machine(parse_program(model.tail), OPERATIONS, names, grad=grad)
     unit = unit_of(model.stacks[-1])
-    x = machine.new(unit, model.hidden_size, types.stream, "output of the last layer")
+    x = machine.new(unit, model.hidden_size, item, "output of the last layer")
     if grad:
         machine.leaf(x, _take, sequence=0)
     names["output of the layers"] = x

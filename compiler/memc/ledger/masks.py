@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memc.config import Attention
 from memc.facts.records import ModelFacts
-from memc.ledger.blockrun import LayerMode
+from memc.ledger.blockrun import LayerMode, made_item
 from memc.ledger.peaks import Shapes
 from memc.ledger.places import Place, alike_places, places
 from memc.ledger.shared import Shared
@@ -67,7 +67,7 @@ def _of_layer(place: Place, mode: LayerMode, shapes: Shapes) -> list[tuple[str, 
     padded = mode.mask and attention.padded
     window = attention.sliding_window
     cut = window is not None and mode.length >= window
-    row = (mode.types.stream if eager else 1) * shapes.of(place.rows)
+    row = (made_item(attention, mode) if eager else 1) * shapes.of(place.rows)
     found = []
     if padded or cut or attention.always_masked or (eager and attention.causal):
         samples = shapes.variables["B"] if padded or eager else 1

@@ -53,7 +53,8 @@ def frozen_forward(
     shapes, casts = shapes_of(mode, batch, image_shapes(model, config)), 0
     layers = [place for place in places(model) if place.index >= 0]
     chunked = config.loss is LossHead.CHUNKED
-    tail = tail_run(model, mode, chunked=chunked, tile=(facts.loss_tile_tokens, facts.loss_tile_vocab))
+    tile = (facts.loss_tile_tokens, facts.loss_tile_vocab)
+    tail = tail_run(model, mode, chunked=chunked, tile=tile, item=mode.types.stream)
     runs: list[tuple[Peaks, int]] = []
     for place in {(id(one.block), one.unit): one for one in layers}.values():
         run = layer_run(place.block, mode, replace(situation(place.block, mode, batch=batch), unit=place.unit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memc.config import Engine, LossHead, Method, Offload, Optimizer, Quantization, Task, TrainingConfig
-from memc.facts.records import Component, Linear, ModelFacts, Norm, Tensor
+from memc.facts.records import Component, Linear, ModelFacts, Norm, Sees, Tensor
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes, dtypes
 from memc.ledger.entries import Account, Entry, Moment
@@ -40,6 +40,8 @@ class ParamCounts:
         largest_tensor: Elements of the largest trainable tensor.
         largest_module: Elements of the largest module that ZeRO-3 gathers at once: a linear, the embedding, the head,
             or all experts of a layer, which are a leaf.
+        embedded_above: Whether a whole stack lies below the input embedding, so that its backward is still to come when
+            the embedding's gradient is complete.
         below: Trainable elements of modules between the input embedding and the layers, whose gradient comes last too.
     """
 
@@ -57,6 +59,7 @@ class ParamCounts:
     largest_tensor: int
     largest_module: int
     below: int = 0
+    embedded_above: bool = False
 
 
 def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> ParamCounts:
@@ -88,6 +91,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             largest_tensor=max(tensors),
             largest_module=max(modules),
             below=_params_below(model),
+            embedded_above=model.stacks[0].sees is Sees.AUDIO,
         )
     rank, targets = config.lora.rank, frozenset(config.lora.target_modules)
     pairs = [
@@ -332,7 +336,7 @@ def _tied_head_gradient(config: TrainingConfig, counts: ParamCounts, types: Dtyp
             "tied-head-gradient",
             Account.GRADIENTS,
             size,
-            BACKWARD,
+            BACKWARD - {Moment.BACKWARD_EMBEDDING} if counts.embedded_above else BACKWARD,
             f"{types.gradient} B x {counts.tied_head} elements of the head, waiting for the embedding's",
             "torch autograd input_buffer.cpp",
         ),
