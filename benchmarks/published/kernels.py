@@ -69,7 +69,7 @@ def softmax_keeping_input(machine: Machine, x: Tensor) -> Tensor:
     Source: torch 1.10.2, schema _softmax_backward_data(Tensor grad_output, Tensor output, int dim, Tensor self).
     """
     read = cast(machine, x, 4) if machine.names["autocast"] and x.item != 4 else x
-    out = softmax(machine, read)
+    out: Tensor = softmax(machine, read)
     machine.save(out.node, read)
     return out
 
