@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from memc.config import TrainingConfig
+from memc.config import LoraConfig, TrainingConfig
 from memc.facts.records import Block, ModelFacts
 from memc.units import ceil_div
 
@@ -32,11 +32,23 @@ class Holdings:
     kept_with_lowest: int
 
 
+_KNOWN: dict[int, tuple[ModelFacts, dict[LoraConfig | None, tuple[int, ...]]]] = {}
+
+
 def trained_matrices(model: ModelFacts, config: TrainingConfig) -> tuple[int, ...]:
     """Returns the elements of each trained matrix in the order in which modules register them.
 
     Assumes: the input embedding, the layers' linears and experts in their order, modules behind the layers, the head.
     """
+    known = _KNOWN.get(id(model))
+    if known is None or known[0] is not model:
+        known = _KNOWN[id(model)] = (model, {})
+    if config.lora not in known[1]:
+        known[1][config.lora] = _all_matrices(model, config)
+    return known[1][config.lora]
+
+
+def _all_matrices(model: ModelFacts, config: TrainingConfig) -> tuple[int, ...]:
     blocks = {id(group.block): _block_matrices(group.block, config) for group in model.groups}
     found = [size for group in model.groups for _ in range(group.count) for size in blocks[id(group.block)]]
     if config.lora is not None:
