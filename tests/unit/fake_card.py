@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 PROGRAM = """#!{python}
-import json, os, sys
+import json, os, sys, time
 from pathlib import Path
 
 arguments = sys.argv[1:]
@@ -29,6 +29,9 @@ with open(os.environ["STARTS"], "a") as starts:
 if "EDIT" in os.environ and str(folder) != os.environ["EDIT"]:
     with open(os.environ["EDIT"] + "/train.py", "a") as script:
         script.write("# a change by hand\\n")
+if "HANG" in os.environ and str(folder) != os.environ["HANG"]:
+    print("hangs", flush=True)
+    time.sleep(600)
 phases = ("load", "first_step", "steady", "save")
 report = {
     "schema": "memc/probe/1", "rank": 0, "world_size": 1, "device": "cuda",

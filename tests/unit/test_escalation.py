@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -143,6 +146,28 @@ def test_an_edit_by_hand_is_never_overwritten(
     starts = len((tmp_path / "starts").read_text().splitlines())
     assert memc(*VERIFY, "--escalate").code == ExitCode.STALE
     assert len((tmp_path / "starts").read_text().splitlines()) == starts, "nothing was started"
+
+
+def test_an_end_in_the_middle_of_a_climb_leaves_nothing(
+    out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MISSED_BYTES", str(6 * GIB))
+    monkeypatch.setenv("HANG", str(out.resolve()))
+    before = files_of(out)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "memc", *VERIFY, "--escalate"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "hangs\n" in iter(process.stderr.readline, ""), "the second plan was started"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert files_of(out) == before
+    assert not list(tmp_path.glob(".memc-*"))
+    assert not list(out.glob(".memc-*"))
 
 
 def test_the_document_holds_every_attempt(
