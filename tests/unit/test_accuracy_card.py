@@ -46,7 +46,8 @@ def test_the_ledger_meets_the_card(found: list[Held]) -> None:
     assert spread["allocated"]["worst"] <= WORST
     segments = [item.case.config.expandable_segments for item in found if item.priced_fits and not item.fits]
     assert not any(segments), "a plan as memc writes it is called a fit and ran out of memory"
-    assert not spread["false_refusals"]
+    retried = [one["id"].removeprefix(PREFIX) for one in read(MEMORY) if one["other_metrics"].get("allocator_retries")]
+    assert frozenset(spread["false_refusals"]) <= frozenset(retried), "only what ran by giving back may be refused"
 
 
 def test_the_clock_meets_the_card(found: list[Held]) -> None:

@@ -26,7 +26,8 @@ from memc.config import Attention, Engine
 from memc.document import ledger_document, record_document
 from memc.errors import Diagnostic
 from memc.facts import load_fact, load_gpu, load_model
-from memc.ledger import Account, Grade, Phase
+from memc.ledger import Account, Grade, Ledger, Moment, Phase, Resource
+from memc.ledger.entries import resource_ledger
 from memc.ledger.traced import STEP_PHASES, TracedPhase, TracedReserved, TracedStep, compare, with_trace, without_trace
 from memc.plan import Infeasible, Plan
 from memc.render.notes import notes
@@ -46,6 +47,7 @@ hardware: {gpu: rtx-4090, count: 1}
 memory: {target: 16GiB}
 """
 SHARE = 0.01
+STEP_MOMENTS = frozenset(moment for moment in Moment if moment.phase in STEP_PHASES)
 
 
 def solver(text: str = SPEC) -> Callable[[int], Plan | Infeasible]:
@@ -128,6 +130,33 @@ def test_what_the_allocator_holds_beyond_the_ledger_is_an_entry(plan: Plan) -> N
     assert ledger.gpu.peak_reserved_bytes == plan.ledger.gpu.peak_allocated_bytes + above + allowed + GIB
     assert ledger.gpu.required_bytes == compare(ledger.gpu, step, SHARE).traced_required_bytes
     assert without_trace(ledger.gpu) == plan.ledger.gpu
+
+
+def with_entry(plan: Plan, **fields: object) -> Ledger:
+    """Returns the plan's ledger with one more GiB somewhere, an entry like that of the allocator's rounding."""
+    bill = plan.ledger.gpu
+    rounding = next(entry for entry in bill.entries if entry.name == "allocator-rounding")
+    entry = replace(rounding, **{"name": "allocator-holes", "bytes": GIB, "moments": STEP_MOMENTS, **fields})
+    return replace(plan.ledger, gpu=resource_ledger(Resource.GPU, (*bill.entries, entry)))
+
+
+def test_an_allocator_that_holds_less_in_its_replay_is_followed_too(plan: Plan) -> None:
+    bill, step = plan.ledger.gpu, trace_of(plan)
+    wide = with_entry(plan)
+    assert wide.gpu.peak_reserved_bytes == bill.peak_reserved_bytes + GIB
+    ledger = with_trace(wide, step, SHARE)
+    assert ledger.gpu.peak_reserved_bytes == bill.peak_allocated_bytes
+    assert ledger.gpu.required_bytes == compare(wide.gpu, step, SHARE).traced_required_bytes
+    assert compare(ledger.gpu, step, SHARE) == compare(wide.gpu, step, SHARE)
+
+
+def test_a_replay_of_steps_says_nothing_of_an_evaluation_that_holds_more(plan: Plan) -> None:
+    evaluation = frozenset({Moment.EVALUATE})
+    more = plan.ledger.gpu.peak_allocated_bytes
+    wide = with_entry(plan, name="evaluated", bytes=more, moments=evaluation, in_allocator=True)
+    ledger = with_trace(wide, trace_of(plan), SHARE)
+    assert ledger.gpu.binding_moment is Moment.EVALUATE
+    assert ledger.gpu.peak_reserved_bytes == wide.gpu.peak_reserved_bytes
 
 
 def test_a_plan_that_is_off_says_so(plan: Plan) -> None:

@@ -168,10 +168,12 @@ def compare(bill: ResourceLedger, step: TracedStep, interval_share: float) -> Co
     held = step.reserved.expected_bytes - allocated - plain.reserved_above_allocated_bytes
     # A segment, whatever the closed forms do not know of holes: the replay knows the order of allocations.
     allowed = sum(entry.bytes for entry in plain.entries if entry.is_cached and len(entry.moments) == len(Moment))
+    if max(item.traced_bytes for item in phases) < allocated:
+        held = max(held, -allowed)  # the replay has no evaluation and no saving: it cannot say that those hold less
     expected = allocated + plain.required_bytes - plain.peak_allocated_bytes
     return Comparison(
         phases=tuple(phases),
-        traced_required_bytes=expected + (held if held > allowed else 0),
+        traced_required_bytes=expected + (held if abs(held) > allowed else 0),
         interval_bytes=named + int(interval_share * peak.ledger_bytes),
         held_bytes=held,
         held_interval_bytes=allowed,
@@ -190,7 +192,7 @@ def with_trace(ledger: Ledger, step: TracedStep, interval_share: float) -> Ledge
     entries = []
     if not found.agrees:
         entries = [_difference(plain, item, shares[item.phase], step) for item in found.phases if item.difference_bytes]
-    if found.held_bytes > found.held_interval_bytes:
+    if abs(found.held_bytes) > found.held_interval_bytes:
         entries.append(_held(plain, found, step))
     if not entries:
         return replace(ledger, gpu=replace(plain, grade=Grade.TRACED))
@@ -227,7 +229,7 @@ def _difference(bill: ResourceLedger, item: PhaseComparison, traced: dict[Accoun
 
 
 def _held(bill: ResourceLedger, found: Comparison, step: TracedStep) -> Entry:
-    """Returns the entry for what the traced allocator holds beyond what the ledger expects of it."""
+    """Returns the entry for what the traced allocator holds beyond what the ledger expects of it, or short of that."""
     reserved = step.reserved
     return Entry(
         name=_HELD,
