@@ -83,5 +83,13 @@ def test_a_stream_of_its_own_keeps_its_memory_while_no_tensor_is_in_it(stage: in
     assert named(bill(stage, 8, overlap_comm=False), "allocator-reduction-stream") == 0
 
 
+def test_without_room_on_the_card_the_host_holds_two_copies() -> None:
+    model = load_model(MODEL, base_dir=Path())
+    config = replace(make_config(method=Method.FULL), engine=Engine.DEEPSPEED, zero=make_zero(2), gpus_per_node=8)
+    for gpu, copies in (("h100-sxm5-80gb", 0), ("rtx-4090", 8 * 2 * model.total_params)):
+        host = Estimator(model, ledger_facts(load_gpu(gpu))).ledger(config).host
+        assert named(host, "flattening-on-host") == copies
+
+
 def test_offloaded_gradients_leave_nothing_in_a_stream() -> None:
     assert named(bill(2, 8, offload_optimizer=Offload.CPU), "allocator-reduction-stream") == 0

@@ -10,6 +10,7 @@ from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
 from memc.ledger.states import ParamCounts, adam_bytes
+from memc.ledger.zero import flattened_on_gpu
 from memc.units import ceil_div, next_power_of_two
 
 _LOAD = frozenset({Moment.LOAD})
@@ -29,6 +30,20 @@ def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts,
         )
     ]
     entries += _load(model, config, counts)
+    if config.zero_stage in (1, 2) and not flattened_on_gpu(config, counts, types, facts):
+        size = types.gradient * counts.trainable
+        more = max(0, 2 * size - types.weight * counts.total)
+        entries.append(
+            host_entry(
+                "flattening-on-host",
+                Account.PARAMETERS,
+                ranks * more,
+                _LOAD,
+                f"{ranks} ranks x (2 x {size} B: what trains and its copy, less what was loaded), for want of room "
+                "on the GPU",
+                "DeepSpeed stage_1_and_2.py __init__, flatten_on_accelerator",
+            )
+        )
     if config.zero is not None and config.zero.offload_optimizer is Offload.CPU:
         entries += _offloaded_optimizer(config, counts)
     if config.zero is not None and config.zero.offload_param is Offload.CPU:

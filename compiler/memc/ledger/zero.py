@@ -88,7 +88,8 @@ def _flattening(
     master = zero.master_bytes * share if on_gpu else 0
     flat = size * counts.trainable if flattened_on_gpu(config, counts, types, facts) else 0
     part = size * share if zero.master_bytes != size else 0
-    extra = max(flat - master, part, master)
+    staging = 0 if on_gpu or zero.stage == 1 else size * counts.largest_tensor
+    extra = max(flat - master, part, master, staging)
     return [
         gpu_entry(
             "zero-initialisation",
@@ -114,7 +115,7 @@ def _partitioned_gradients(
                 "gradient-staging",
                 Account.GRADIENTS,
                 size * counts.largest_tensor,
-                ALWAYS,
+                AFTER_LOAD,
                 f"{size} B x {counts.largest_tensor} elements of the largest tensor",
                 "DeepSpeed stage_1_and_2.py temp_grad_buffer_for_gpu_offload",
             ),
