@@ -176,6 +176,25 @@ def test_full_disk_and_cut_checkpoint(tmp_path: Path, small: Path) -> None:
     assert (written / "final").is_dir()
 
 
+def test_states_of_another_number_of_processes_are_named(tmp_path: Path, small: Path) -> None:
+    """ZeRO cannot share out anew what two processes saved: a run on one stops with a sentence, and nothing is lost."""
+    write_rows(tmp_path / "rows.jsonl", "chat", count=8, distinct=2)
+    two = make_config(
+        method=Method.FULL, engine=Engine.DEEPSPEED, stage=2, max_length=64, eval_batch_size=0,
+        gradient_accumulation_steps=1,
+    )  # fmt: skip
+    folder = compile_folder(tmp_path / "two", two, model=str(small), max_steps=1, save_steps=1, **SETTINGS)
+    assert launch(folder, tmp_path).status == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "it").rglob("*") if path.is_file()}
+    one = replace(two, gpus_per_node=1, gradient_accumulation_steps=2)
+    folder = compile_folder(tmp_path / "one", one, model=str(small), max_steps=2, save_steps=1, **SETTINGS)
+    outcome = launch(folder, tmp_path, "--resume")
+    assert outcome.status != 0
+    assert "checkpoint-1 holds optimizer states of another number of processes: " in outcome.text, outcome.text[-4000:]
+    assert "DP world size of 2 but the current world size is 1" in outcome.text
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "it").rglob("*") if path.is_file()} == before
+
+
 def test_a_killed_rank_ends_the_run_and_it_goes_on(tmp_path: Path, small: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", "chat", count=32, distinct=2)
     config = replace(PADDED, engine=Engine.DDP, gpus_per_node=2, gradient_accumulation_steps=1)
