@@ -99,7 +99,7 @@ def _memory(ranks: list[dict[str, Any]], config: TrainingConfig, outside_bytes: 
         raise ValueError(f"{reserved} bytes are reserved of which {allocated} are allocated")
     fixed = "" if config.expandable_segments else "_fixed_segments"
     figures = {f"reserved_over_allocated{fixed}": reserved / allocated}
-    outside = int(rank["required_bytes"]) - reserved - int(rank.get("others_bytes") or 0)
+    outside = int(rank["required_bytes"]) - reserved
     context = outside - int(rank.get("others_bytes") or 0)
     if len(ranks) == 1 and outside != outside_bytes and context > 0:
         figures["context_bytes"] = float(context)
