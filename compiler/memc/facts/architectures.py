@@ -190,7 +190,7 @@ def _listed(value: str | list[str] | None) -> list[str]:
 def unpriced(architecture: Mapping[str, Any], names: Names) -> str:
     """Returns why the ledger's closed forms do not hold for a config, as the end of a sentence; empty when they do."""
     if not architecture["ledger"]:
-        return "its activations are not described yet"
+        return str(architecture.get("why_unpriced", "its activations are not described yet"))
     for requirement in architecture.get("ledger_requires", ()):
         wanted = _wanted(requirement, names)
         value = names.switches[requirement["name"]]
