@@ -33,6 +33,7 @@ EXAMPLES = int(os.environ.get("MEMC_SHRUNKEN_EXAMPLES", "1"))
 FACTS = ledger_facts(load_gpu("a100-sxm4-80gb"))
 KNOWN_ABOVE = {"whisper": 0.035}
 """Families known to be above the bound: what Whisper's encoder gives counts as kept by the decoder, 2 MiB."""
+MORE_RANK = 8
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "decoder_attention_heads")
 KEY_HEADS = ("num_key_value_heads",)
@@ -90,6 +91,15 @@ def shrunken(draw: st.DrawFn, family: str) -> dict[str, Any]:
     return {**fields, **{name: token for name, token in TOKENS.items() if isinstance(fields.get(name), (int, list))}}
 
 
+def with_fewer_layers(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config with one layer less in every stack; what it lists by layer is as much shorter."""
+    depths = {name: fields[name] for name in DEPTHS if fields.get(name)}
+    shorter = {
+        name: value[:-1] for name, value in fields.items() if any(_is_listed(value, depth) for depth in depths.values())
+    }
+    return {**fields, **shorter, **{name: depth - 1 for name, depth in depths.items()}}
+
+
 def _is_listed(value: object, depth: int) -> bool:
     return isinstance(value, list) and len(value) == depth
 
@@ -106,6 +116,7 @@ def modes(draw: st.DrawFn) -> dict[str, Any]:
         "mask": batch > 1 and draw(st.booleans()),
         "batch": batch,
         "length": length,
+        "rank": draw(st.sampled_from((4, 16))),
         "targets": draw(st.sampled_from(("attention", "all-linear"))),
     }
 
@@ -135,3 +146,8 @@ def test_the_ledger_is_the_trace_on_shrunken_models(family: str, data: st.DataOb
     more = {**mode, "batch": mode["batch"] + 1}
     longer = {**mode, "length": mode["length"] - 64}
     assert _priced(facts, longer) <= _priced(facts, mode) <= _priced(facts, more)
+    assert _priced(facts, mode) <= _priced(facts, {**mode, "rank": mode["rank"] + MORE_RANK})
+    shallow = model_from_config(
+        with_fewer_layers(model), key="case", file="config.json", source="test", checked="2026-01-01"
+    )
+    assert _priced(shallow, mode) <= _priced(facts, mode)
