@@ -23,7 +23,7 @@ export OMP_NUM_THREADS ?= 1
 export MEMC_CALIBRATION ?= off
 
 .NOTPARALLEL:
-.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-rehearsal accuracy-time card-suite accuracy-card clean
+.PHONY: help demo test lint format types layers unit browser page targets e2e matrix examples examples-check docs docs-test readme bench reports accuracy trace-cost accuracy-memory accuracy-rehearsal accuracy-time card-suite accuracy-card rehearse rehearsal-test cuda-torch clean
 
 help:  ## show this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 18
@@ -116,6 +116,16 @@ card-suite: $(FULL)  ## training steps on this machine's card: ARGS=--dry-run sa
 
 accuracy-card: $(CORE)  ## ledger and clock against what a card measured; ARGS=--trace holds the trace to it too
 	$(BIN)/python benchmarks/accuracy_card.py $(ARGS)
+
+cuda-torch: $(FULL)  ## put the CUDA build of torch into build/cuda (1.3 GB), which rehearsals need; no GPU is needed
+	$(BIN)/python scripts/cuda_torch.py
+
+rehearse: $(FULL)  ## every GPU folder of examples/ on cards that do not exist: first, middle and last rank; ARGS=<folders>
+	$(BIN)/python scripts/rehearse.py $(ARGS)
+
+rehearsal-test: $(FULL)  ## whole rehearsals, and cards that are too small; skipped where torch's CUDA build cannot be had
+	$(BIN)/python scripts/cuda_torch.py || true
+	$(PYTEST) tests/targets/test_rehearsal.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

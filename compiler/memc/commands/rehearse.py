@@ -9,11 +9,14 @@ from pathlib import Path
 import click
 
 from memc.commands.completion import complete_gpu
+from memc.errors import usage_error
+from memc.units import parse_bytes
 
 
 @click.command("rehearse")
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option("--gpu", metavar="KEY", shell_complete=complete_gpu, help="Play another card; the lock is left as it is.")
+@click.option("--memory", metavar="SIZE", help="Play a card with so much memory, such as 7.5GiB; the lock is left.")
 @click.option("--ranks", default="0,last", show_default=True, help="Ranks to play, one after the other; middle is one.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=3, show_default=True, help="Optimizer steps to run.")
 @click.option(
@@ -27,7 +30,14 @@ from memc.commands.completion import complete_gpu
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
 def command(
-    folder: Path, gpu: str | None, ranks: str, steps: int, timeout: float, snapshot: Path | None, as_json: bool
+    folder: Path,
+    gpu: str | None,
+    memory: str | None,
+    ranks: str,
+    steps: int,
+    timeout: float,
+    snapshot: Path | None,
+    as_json: bool,
 ) -> None:
     """Run the script in FOLDER on phantom cards and compare what torch's allocator counts with the ledger.
 
@@ -42,6 +52,7 @@ def command(
     found = rehearse(
         folder,
         gpu=gpu,
+        memory_bytes=None if memory is None else _size(memory),
         ranks=tuple(part.strip() for part in ranks.split(",")),
         steps=steps,
         timeout_seconds=timeout,
@@ -61,3 +72,15 @@ def command(
         if found.unmodelled:
             click.echo(f"\nnot modelled, answered with success: {', '.join(found.unmodelled)}")
     sys.exit(outcome.exit_code)
+
+
+def _size(text: str) -> int:
+    """Returns a size on the command line in bytes.
+
+    Raises:
+        MemcError: When it is none.
+    """
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise usage_error("rehearse-memory", str(error)) from error

@@ -16,6 +16,7 @@ from memc.errors import Diagnostic, ExitCode, Location, MemcError, usage_error
 from memc.facts import load_gpu
 from memc.facts.records import GpuFacts
 from memc.rehearse.build import Phantom, phantom
+from memc.rehearse.shortfall import named
 from memc.rehearse.toolchain import find_toolchain
 from memc.verify.attribution import Attribution, ReadSnapshot
 from memc.verify.findings import memory_findings, rank_findings
@@ -29,6 +30,7 @@ LAUNCHER = "launch.sh"
 GRADE = "rehearsed"
 NOTES = "notes.txt"
 HOST = "host.json"
+RAN_OUT = "ran_out.json"
 UNKNOWN_HOST_BYTES = 16 << 40
 """Memory of a host that the spec says nothing of: enough for any plan."""
 
@@ -50,6 +52,7 @@ def rehearse(
     folder: Path,
     *,
     gpu: str | None = None,
+    memory_bytes: int | None = None,
     ranks: Sequence[str] = ("0", "last"),
     steps: int = 3,
     timeout_seconds: float = 900.0,
@@ -65,6 +68,7 @@ def rehearse(
     Args:
         folder: What `memc compile` wrote.
         gpu: Catalogue key of another card than the planned one.
+        memory_bytes: How much memory the card has, as torch sees it; None: what the plan or the catalogue says.
         ranks: Numbers of the ranks to play; ``middle`` and ``last`` are those.
         steps: Optimizer steps.
         timeout_seconds: Wall clock for each rank.
@@ -80,18 +84,21 @@ def rehearse(
     require_unedited(folder, promise)
     numbers = _numbers(ranks, promise.world_size or 1)
     card = _card(promise, gpu)
+    card = card if memory_bytes is None else replace(card, capacity_bytes=memory_bytes)
+    promise = _on_this_card(promise, card)
     built = phantom(find_toolchain())
     played: list[_Played] = []
     with tempfile.TemporaryDirectory(prefix="memc-rehearse-") as scratch:
         stage = _Stage(
-            folder,
-            promise,
-            steps,
-            timeout_seconds,
-            snapshots,
-            read_snapshot,
-            Path(scratch),
-            model_folder(promise, Path(scratch)),
+            folder=folder,
+            promise=promise,
+            steps=steps,
+            timeout_seconds=timeout_seconds,
+            snapshots=snapshots,
+            read_snapshot=read_snapshot,
+            scratch=Path(scratch),
+            start=model_folder(promise, Path(scratch)),
+            capacity_bytes=card.capacity_bytes or 0,
         )
         for rank in numbers:
             environment = _environment(built, card, promise, rank, Path(scratch))
@@ -119,7 +126,7 @@ def rehearse(
         grade=GRADE,
         attributions={rank: found for ran in played for rank, found in ran.attributions.items()},
     )
-    if sound and gpu is None:
+    if sound and gpu is None and memory_bytes is None:
         append_measurement(promise, outcome.measurement())
     return Rehearsal(verification=outcome, unmodelled=unmodelled)
 
@@ -134,7 +141,7 @@ class _Played:
     attributions: dict[int, Attribution]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Stage:
     """Where ranks are played, and how."""
 
@@ -146,6 +153,7 @@ class _Stage:
     read_snapshot: ReadSnapshot | None
     scratch: Path
     start: Path | None
+    capacity_bytes: int
 
     def play(self, rank: int, environment: dict[str, str], on_line: Callable[[str], None]) -> _Played:
         """Returns what the launcher left that was started for one rank."""
@@ -172,6 +180,7 @@ class _Stage:
             timeout_seconds=self.timeout_seconds,
             attributions=attributions,
         )
+        findings = tuple(named(one, self.scratch / RAN_OUT, self.promise, self.capacity_bytes) for one in findings)
         return _Played(finished=finished, reports=reports, findings=findings, attributions=attributions)
 
     def _attributions(self, rank: int, snapshot: Path, on_line: Callable[[str], None]) -> dict[int, Attribution]:
@@ -253,6 +262,7 @@ def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, sc
         "MEMC_PHANTOM_NOTES": str(scratch / NOTES),
         "MEMC_PHANTOM_HOST": str(_host_bytes(promise)),
         "MEMC_PHANTOM_HOST_REPORT": str(scratch / HOST),
+        "MEMC_PHANTOM_RAN_OUT": str(scratch / RAN_OUT),
         "MEMC_PHANTOM_RANK": str(rank),
         "PATH": os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
@@ -264,6 +274,13 @@ def _environment(built: Phantom, card: GpuFacts, promise: Promise, rank: int, sc
         "MASTER_PORT": "29500",
     }
     return {**os.environ, **own}
+
+
+def _on_this_card(promise: Promise, card: GpuFacts) -> Promise:
+    """Returns the promise with the budget that the plan's reserve leaves of the card that is played."""
+    document = json.loads(promise.path.read_text(encoding="utf-8"))
+    left = (card.capacity_bytes or 0) - int(document["budget"].get("reserve_bytes") or 0)
+    return replace(promise, budget_bytes=min(promise.budget_bytes, left))
 
 
 def _host_bytes(promise: Promise) -> int:

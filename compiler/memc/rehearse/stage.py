@@ -13,6 +13,9 @@ import json
 import os
 import runpy
 import sys
+import threading
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +44,13 @@ _DRAWN = (
 )
 
 
+_STEPPING = ("/optim/", "/runtime/zero/", "/ops/adam/")
+"""Parts of the paths of files in which a function `step` is an optimizer's."""
+
+_LOSSES = ("loss/loss_utils.py", "trl/kernels/")
+"""Parts of the paths of files that compute a loss."""
+
+
 def leave_weights_undrawn() -> None:
     """Keeps torch.nn.init from filling tensors: pages of the host that nobody writes to take no memory."""
 
@@ -62,6 +72,35 @@ def play_alone(rank: int, world_size: int) -> None:
         start(backend="fake", store=FakeStore(), rank=rank, world_size=world_size)
 
     distributed_c10d.init_process_group = torch.distributed.init_process_group = alone
+    for function in (all_gather_object, gather_object, scatter_object_list, broadcast_object_list):
+        setattr(distributed_c10d, function.__name__, function)
+        setattr(torch.distributed, function.__name__, function)
+
+
+def all_gather_object(object_list: list[Any], obj: Any, *args: object, **kwargs: object) -> None:
+    """Fills the list with what this rank has: every other rank has the like."""
+    object_list[:] = [obj] * len(object_list)
+
+
+def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: object, **kwargs: object) -> None:
+    """Fills the list, where this rank has one, with what this rank has."""
+    if object_gather_list is not None:
+        object_gather_list[:] = [obj] * len(object_gather_list)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    *args: object,
+    **kwargs: object,
+) -> None:
+    """Gives this rank its own part, where it has the list."""
+    if scatter_object_input_list is not None:
+        scatter_object_output_list[0] = scatter_object_input_list[torch.distributed.get_rank()]
+
+
+def broadcast_object_list(object_list: list[Any], *args: object, **kwargs: object) -> None:
+    """Leaves the list as it is: this rank's own is the like of all others."""
 
 
 def keep_small_data_true() -> None:
@@ -84,6 +123,40 @@ def keep_small_data_true() -> None:
         atexit.register(report)
 
 
+def tell_where_memory_ran_out(path: Path) -> None:
+    """Has the place of an allocation that fails written down: what the run was doing, and what was asked for."""
+
+    def ran_out(device: int, asked_bytes: int, *args: object) -> None:
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        frames = [] if frame is None else [one for one, _ in traceback.walk_stack(frame)][::-1]
+        places = [(one.f_code.co_filename, one.f_code.co_name, one.f_locals.get("self")) for one in frames]
+        path.write_text(json.dumps({"doing": doing_of(places), "asked_bytes": asked_bytes}), encoding="utf-8")
+
+    attach: Any = torch._C
+    attach._cuda_attach_out_of_memory_observer(ran_out)
+
+
+def doing_of(frames: Sequence[tuple[str, str, object]]) -> str:
+    """Returns which phase of a step a stack is in; empty for none of them.
+
+    Args:
+        frames: File, function and its object, the outermost first.
+    """
+    for place, function, _ in frames:
+        if function == "_engine_run_backward":
+            return "backward"
+        if function.startswith("clip_grad") or (function == "step" and any(part in place for part in _STEPPING)):
+            return "step"
+    names = [function for _, function, _ in frames]
+    if "compute_loss" not in names:
+        return ""
+    heads = [owner.get_output_embeddings() for _, _, owner in frames if hasattr(owner, "get_output_embeddings")]
+    for place, _, owner in frames[names.index("compute_loss") :]:
+        if any(part in place for part in _LOSSES) or any(owner is head for head in heads if head is not None):
+            return "loss"
+    return "forward"
+
+
 def save_nothing() -> None:
     """Keeps files from being filled; that they are there is all that later code asks."""
 
@@ -100,6 +173,8 @@ def main() -> None:
     leave_weights_undrawn()
     keep_small_data_true()
     save_nothing()
+    if "MEMC_PHANTOM_RAN_OUT" in os.environ:
+        tell_where_memory_ran_out(Path(os.environ["MEMC_PHANTOM_RAN_OUT"]))
     sys.meta_path.insert(0, standins.Changes(lambda: list(sys.meta_path)))
     if "RANK" in os.environ:
         play_alone(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))

@@ -143,11 +143,39 @@ def _built_operations(module: ModuleType) -> None:
     module.OpBuilder._loaded_ops |= {"cpu_adam": HostAdam(), "async_io": _Drives()}
 
 
+def _plans_of_its_own(module: ModuleType) -> None:
+    """Makes every rank the one that plans a sharded checkpoint: from the other ranks nothing can come back."""
+    start = module._DistWrapper.__init__
+
+    def alone(self: Any, group: Any, use_dist: bool, coordinator_rank: int) -> None:
+        own = torch.distributed.get_rank(group) if use_dist else coordinator_rank
+        start(self, group, use_dist, own)
+
+    module._DistWrapper.__init__ = alone
+
+
+def _plans_of_one(module: ModuleType) -> None:
+    """Lets a sharded checkpoint pass of which only this rank's shards are known."""
+    answers = str(module._validate_global_plan.__annotations__.get("return"))
+    valid: object = [] if "list" in answers else True
+    module._validate_global_plan = lambda plan, metadata: valid  # type: ignore[attr-defined]
+
+
+def _agreeing(module: ModuleType) -> None:
+    """DeepSpeed's ranks ask each other whether they do the same; from rank 0 no answer comes back."""
+    for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
+        if hasattr(module, name):
+            setattr(module, name, lambda values: None)
+
+
 WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
     "safetensors.torch": _safetensors,
     "triton.runtime.jit": _triton,
     "triton.runtime.autotuner": _autotuned,
     "deepspeed.ops.op_builder.builder": _built_operations,
+    "deepspeed.runtime.zero.utils": _agreeing,
+    "torch.distributed.checkpoint.default_planner": _plans_of_one,
+    "torch.distributed.checkpoint.utils": _plans_of_its_own,
 }
 """Module → what is changed in it right after it was imported."""
 

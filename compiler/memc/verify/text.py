@@ -9,6 +9,9 @@ from memc.verify.accounts import AccountComparison
 from memc.verify.attribution import Attribution
 from memc.verify.verdict import PhaseComparison, RankVerdict, Verification
 
+_STOPPED = ("out-of-memory", "rank-failed", "launcher-failed", "verification-timed-out", "rank-report-missing")
+"""Findings of a run that did not come to its end: what it held by then says nothing of what it needs."""
+
 
 def text_lines(verification: Verification) -> list[str]:
     """Returns the outcome as lines for people: the verdict first, then each rank, then what is wrong."""
@@ -24,6 +27,8 @@ def _headline(outcome: Verification) -> str:
     run = f"{outcome.steps} steps on {outcome.world_size} × {_device_names(outcome)}"
     if outcome.required_bytes is not None and outcome.headroom_bytes is not None:
         budget, need = format_gib(outcome.budget_bytes), format_gib(outcome.required_bytes)
+        if any(finding.code in _STOPPED for finding in outcome.diagnostics):
+            return f"stopped: with {need} in use, of a budget of {budget} ({run})"
         if outcome.fits:
             return f"fits: {need} of {budget}, headroom {format_gib(outcome.headroom_bytes)} ({run})"
         return f"does not fit: {need}, {format_gib(-outcome.headroom_bytes)} above the budget of {budget} ({run})"
