@@ -23,6 +23,7 @@ from pages.evidence import evidence_table
 from pages.fields import fields_section
 from pages.lint import lint_section
 from pages.memory import memory_section
+from pages.rehearsals import rehearsals_section
 from pages.runs import output_of, workspace
 from pages.techniques import ladder_section
 from pages.text import fenced
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "accuracy-card": card_section,
     "accuracy-catalogue": catalogue_section,
     "accuracy-memory": memory_section,
+    "accuracy-rehearsals": rehearsals_section,
     "accuracy-time": times_section,
     "codes": codes_section,
     "command-table": command_table,
