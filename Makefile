@@ -105,8 +105,8 @@ trace-cost: $(FULL)  ## seconds and memory of the trace for the largest models o
 accuracy-memory: $(CORE)  ## the ledger against published memory: make accuracy-memory DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_memory.py $(DATA) $(ARGS)
 
-accuracy-rehearsal: $(CORE)  ## the ledger against rehearsals of eight models in nine modes; goes on from build/rehearsed, needs torch's CUDA build
-	$(BIN)/python benchmarks/accuracy_rehearsal.py $(ARGS)
+accuracy-rehearsal: $(CORE)  ## the ledger against rehearsals of eight models in nine modes; goes on from build/rehearsed, after make cuda-torch
+	PYTHONPATH=$(CURDIR)/build/cuda$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python benchmarks/accuracy_rehearsal.py $(ARGS)
 
 accuracy-time: $(CORE)  ## the clock against published step times: make accuracy-time DATA=<yaml in the corpus' form>
 	$(BIN)/python benchmarks/accuracy_time.py $(DATA) $(ARGS)
