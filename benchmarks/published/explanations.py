@@ -17,7 +17,7 @@ _SMALL_BYTES = 6 * 2**30
 def explanation(item: Outcome) -> str:
     """Returns the first explanation that fits a comparison, as the end of a sentence."""
     if item.pinned is None:
-        return "what the benchmark keeps around the operation (compiled code among it) is not all known"
+        return "what the benchmark keeps around the operation is not all known"
     return next((text for holds, text in _EXPLANATIONS if holds(item)), "a term is missing that is not known")
 
 
@@ -55,7 +55,7 @@ def _litgpt_sharded(item: Outcome) -> bool:
 _EXPLANATIONS: tuple[tuple[Callable[[Outcome], bool], str], ...] = (
     (_offloads, "when shards come from the host and go back is not modelled"),
     (_near_capacity, "near the card's size, cached segments are given back and asked for again in an order not known"),
-    (_small, "segments of loading, which are still held, are no small part of so little"),
+    (_small, "what the card held before the step is no small part of so little"),
     (_experts, "experts were linears of their own in that version; they are priced as one grouped product"),
     (_litgpt_sharded, "whether the sharded model's output is turned to fp32 is not known"),
     (lambda item: item.metric is not Metric.ALLOCATED, "order and sizes of allocations are replayed, not traced"),

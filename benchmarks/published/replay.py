@@ -89,6 +89,9 @@ class Replay:
         size = stored if self.config.lora is None else self.types.weight
         outside = [self.model.embedding_params, self.model.head_params, self.model.final_norm.params]
         moved = self.config.offload_param.value != "none"
+        if self.config.fsdp is not None and self.config.fsdp.version == 1:
+            self._wrap(size, outside, moved)
+            return
         for elements in [] if moved else outside:
             self._take(ceil_div(size * elements, divisor))
         for block in [] if moved else self.layers:
@@ -96,6 +99,29 @@ class Replay:
                 self._take(ceil_div(nbytes, divisor))
             for elements in self._adapters(block):
                 self._take(ceil_div(self.types.adapter * elements, divisor))
+
+    def _wrap(self, size: int, outside: Sequence[int], moved: bool) -> None:
+        """Makes units of FSDP 1: a unit's tensors, its flat parameter beside them, this rank's shard beside that.
+
+        Layers come first, what is outside them last. Adapters are units of their own, unless the flat parameters mix.
+        Source: torch distributed/fsdp/_flat_param.py flatten_tensors_into_flat_param (a new tensor), shard (a copy of
+            the chunk, and the whole is freed); _wrap_utils.py _auto_wrap, from the leaves up.
+        """
+        mixed = self.config.fsdp is not None and self.config.fsdp.mixed_units
+        units: list[list[int]] = []
+        for block in self.layers:
+            adapters = [self.types.adapter * elements for elements in self._adapters(block)]
+            tensors = self._layer_tensors(block, size)
+            units += [[*tensors, *adapters]] if mixed else [*([one] for one in adapters), tensors]
+        units.append([size * elements for elements in outside])
+        for tensors in units:
+            made = [self._take(nbytes) for nbytes in tensors]
+            flat = self._take(sum(tensors))
+            self._drop(made)
+            shard = self._take(ceil_div(sum(tensors), self.ranks))
+            self._free(flat)
+            if moved:
+                self._free(shard)
 
     def _layer_tensors(self, block: Layer, size: int) -> list[int]:
         """Returns the bytes of each weight of a layer as it is stored."""
