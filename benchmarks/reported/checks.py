@@ -25,7 +25,7 @@ from reported.figures import entries_called, gpu_figure, host_figure
 from reported.linting import given, lint_text, remarks_on, said, weights_of
 from reported.reading import releases
 from reported.room import with_files
-from reported.runs import RESULTS, TESTS, shown_by
+from reported.runs import TESTS, shown_by
 from reported.wordedits import edited_by_words
 
 
@@ -800,7 +800,7 @@ def _runs(check: Mapping[str, Any], _answers: Answers) -> Outcome:
         return _waits(f"only a run can show it: {what}")
     names = f"{TESTS}: {', '.join(shown.tests)}"
     if shown.passed is None:
-        return _waits(f"shown by {names}; run them with --junitxml={RESULTS.name} in {RESULTS.parent.name}/")
+        return _waits(f"shown by {names}; make e2e runs them and keeps how they ended")
     return _verdict(shown.passed, f"{'shown by' if shown.passed else 'failed:'} {names}")
 
 
