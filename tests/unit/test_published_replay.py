@@ -61,8 +61,8 @@ def test_reserved_memory_is_what_the_real_code_reserves(
 
 
 # The same torch's FullyShardedDataParallel, wrapped as fsdp_qlora's train.py wraps a model (each adapter's linear and
-# each layer), transformers 5.24.0's Llama with the loss of 4.38, PEFT 0.21.2, reentrant checkpointing, 2 ranks: reserved
-# GiB after wrapping, allocated and reserved GiB at their peaks.
+# each layer), transformers 5.24.0's Llama with the loss of 4.38, PEFT 0.21.2, reentrant checkpointing, 2 ranks:
+# reserved GiB after wrapping, allocated and reserved GiB at their peaks.
 FLAT = [(4, 8.15, 14.23, 16.24), (6, 8.15, 17.36, 20.61)]
 FSDP_QLORA = {
     "framework": "fsdp_qlora (train.py)",

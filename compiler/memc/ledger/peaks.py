@@ -14,6 +14,9 @@ _MULTIPROCESSORS = 132
 _THREADS_PER_MULTIPROCESSOR = 2048
 _REDUCE_THREADS = 128
 _REDUCE_VECTOR = 4
+"""A block of Reduce.cuh's threads and the elements each reads at once; multiprocessors of H100 and H200, and threads
+that one holds, from specs/gpus and NVIDIA's CUDA programming guide (compute capability 9.0). A card with fewer makes no
+larger partial sums."""
 
 
 class Shapes:
