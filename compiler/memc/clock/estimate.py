@@ -143,7 +143,9 @@ class Clock:
             config.reference,
             gathers_weights(config),
         )
-        return self._tables.setdefault(key, {})
+        if key not in self._tables:  # not setdefault: a page's takes only text for a key
+            self._tables[key] = {}
+        return self._tables[key]
 
 
 def pass_key(config: TrainingConfig) -> tuple[object, ...]:
