@@ -85,7 +85,7 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
             head=model.head_params + _tail_params(model),
             embedding=model.embedding_params,
             lowest_layer=lowest.params,
-            tied_head=model.vocab_size * model.hidden_size if model.tied else 0,
+            tied_head=model.vocab_size * _embedding_width(model) if model.tied else 0,
             small_state=small + model.embedding_params,
             layer_linears=layer_linears,
             largest_tensor=max(tensors),
@@ -124,6 +124,11 @@ def count_params(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
         largest_tensor=max([size for size, _ in pairs] + [saved]),
         largest_module=max(modules),
     )
+
+
+def _embedding_width(model: ModelFacts) -> int:
+    """Returns the columns of the head's matrix: those of the stream, or of an embedding that is projected to it."""
+    return dict(model.tail_sizes).get("embedding_width", model.hidden_size)
 
 
 def _in_tail(model: ModelFacts, module: Linear | Norm) -> bool:
