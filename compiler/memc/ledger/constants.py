@@ -15,7 +15,7 @@ class CrossEntropy(StrEnum):
     `torch`: log-softmax of the logits and its backward. `in_place`: one kernel that leaves the gradient where the
     logits were. `linear`: head and loss together, a chunk of tokens at a time (Liger). `chunks`: the head and torch's
     loss chunk by chunk of tokens, the logits of all chunks kept (LitGPT). `classes`: a few numbers for each sample, in
-    place of a vocabulary for each token (sequence classification). `compiled`: torch's loss through torch.compile, which
+    place of a vocabulary for each token (sequence classification). `compiled`: torch's loss through torch.compile; it
     keeps the logits as they are and a few statistics of each token, and makes their gradient beside them.
     """
 
