@@ -267,7 +267,9 @@ def _scores(machine: Machine, query: Tensor, key: Tensor, value: Tensor) -> Tens
 
 def _kept_scores(machine: Machine, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Returns attention in several chunks: fp32 probabilities and their copy in the compute type are kept."""
-    given, pairs, heads = (query, key, value), f"{query.unit[0]}Q", query.width // query.last
+    item = machine.names["compute"] if machine.names["autocast"] else query.item
+    given = tuple([cast(machine, tensor, item) for tensor in (query, key, value)])
+    pairs, heads = f"{query.unit[0]}Q", query.width // query.last
     shapes = [(tensor.unit, tensor.width, tensor.item, tensor.last, tensor.node is not None) for tensor in given]
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
@@ -285,10 +287,10 @@ def _kept_scores(machine: Machine, query: Tensor, key: Tensor, value: Tensor) ->
         machine.new(pairs, heads, machine.names["compute"], "attention weights"),
     ]
     machine.save(node, *kept)
-    out = machine.new(query.unit, query.width, query.item, "attention output", last=query.last)
+    out = machine.new(query.unit, query.width, item, "attention output", last=query.last)
     out.transposed = True
     machine.produce(node, out)
-    machine.release(*kept)
+    machine.release(*kept, *given)
     by_rows: Tensor = machine.call("merge_heads", [out])
     machine.release(out)
     return by_rows
