@@ -139,7 +139,7 @@ class Pile:
         staying: Outputs of layers that the model holds until all have run.
         returned: What the model returns of images beside the loss, which lives until that has been computed.
         before: Entries at the bottom that are no layers.
-        output_item: Bytes of one element of what the last layer gives.
+        output_items: Bytes of one element of what the last layer gives, and of what another stack has given it.
     """
 
     def __init__(self, model: ModelFacts, config: TrainingConfig, mode: LayerMode) -> None:
@@ -147,7 +147,8 @@ class Pile:
         course, every = course_of(model, config, mode, self.shapes), config.checkpoint_every
         self._distinct = [_layer(stretch, self.shapes, config.checkpoint_offload) for stretch in course.stretches]
         self._order = course.order
-        self.output_item = course.stretches[course.order[-1]].run.output_item
+        given = [stretch.run.output_item for stretch in course.stretches if stretch.gives]
+        self.output_items = (course.stretches[course.order[-1]].run.output_item, (given or [mode.types.stream])[-1])
         self.layers = tuple([self._distinct[number] for number in course.order])
         self.returned = tower_bytes(model, config, mode, self.shapes, *course.tower)
         self.shared = shared_tensors(model, mode, course.held, self.shapes, checkpointing=bool(every))
@@ -380,7 +381,7 @@ def _loss(
     cached, casts = pile.casts()
     chunked = config.loss is LossHead.CHUNKED
     tile = (facts.loss_tile_tokens, facts.loss_tile_vocab)
-    tail = tail_run(model, mode, chunked=chunked, tile=tile, item=pile.output_item)
+    tail = tail_run(model, mode, chunked=chunked, tile=tile, items=pile.output_items)
     runs = ((tail.backward, casts), (tail.returned, casts), (tail.forward, cached))
     highest_of = [(peaks, peaks.largest(pile.shapes), copies) for peaks, copies in runs]
     totals = [

@@ -473,7 +473,9 @@ def linear_weight(linear: Linear, mode: LayerMode) -> Weight:
     return weight
 
 
-def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[int, int], item: int) -> TailRun:
+def tail_run(
+    model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[int, int], items: tuple[int, int]
+) -> TailRun:
     """Returns what the final norm, the head and the loss do to memory.
 
     Args:
@@ -481,17 +483,19 @@ def tail_run(model: ModelFacts, mode: LayerMode, *, chunked: bool, tile: tuple[i
         mode: The mode.
         chunked: Whether the loss is computed tile by tile.
         tile: Tokens and vocabulary entries of one tile.
-        item: Bytes of one element of what the last layer gives.
+        items: Bytes of one element of what the last layer gives, and of what another stack has given it.
     """
-    key = (id(model), replace(mode, rank=0, length=0, adapted=frozenset()), chunked, item)
+    key = (id(model), replace(mode, rank=0, length=0, adapted=frozenset()), chunked, items)
     found = _TAILS.get(key)
     if found is None or found[0] is not model:
-        found = _TAILS[key] = (model, _run_tail(model, mode, chunked, tile, item))
+        found = _TAILS[key] = (model, _run_tail(model, mode, chunked, tile, items))
     return found[1]
 
 
-def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], item: int) -> TailRun:
-    machine, root = _tail_forward(model, mode, chunked, tile, item, grad=True)
+def _run_tail(
+    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], items: tuple[int, int]
+) -> TailRun:
+    machine, root = _tail_forward(model, mode, chunked, tile, items, grad=True)
     cached = [copy.storage for copy in machine.cache.values()]
     left = machine.names.get(AUTOCAST_LEFT, len(machine.tape))
     forward = peaks_of(machine.tape[:left], machine.storages)
@@ -501,7 +505,7 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
     start = len(machine.tape)
     if root is not None:
         machine.backward(root, machine.new("1", 1, 4, "gradient of the loss"))
-    evaluated, _ = _tail_forward(model, mode, chunked, tile, item, grad=False)
+    evaluated, _ = _tail_forward(model, mode, chunked, tile, items, grad=False)
     return TailRun(
         cached_casts=sum_of(cached),
         kept=kept,
@@ -513,7 +517,7 @@ def _run_tail(model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int
 
 
 def _tail_forward(
-    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], item: int, *, grad: bool
+    model: ModelFacts, mode: LayerMode, chunked: bool, tile: tuple[int, int], items: tuple[int, int], *, grad: bool
 ) -> tuple[Machine, Node | None]:
     types = mode.types
     sizes = dict(model.tail_sizes)
@@ -539,13 +543,13 @@ def _tail_forward(
     }
     machine = Machine(parse_program(model.tail), OPERATIONS, names, grad=grad)
     unit = unit_of(model.stacks[-1])
-    x = machine.new(unit, model.hidden_size, item, "output of the last layer")
+    x = machine.new(unit, model.hidden_size, items[0], "output of the last layer")
     if grad:
         machine.leaf(x, _take, sequence=0)
     names["output of the layers"] = x
     given = next((place for place in reversed(places(model)) if place.gives), None)
     if given is not None:
-        names["source"] = machine.outside(given.unit, given.gives, types.stream, "encoder output")
+        names["source"] = machine.outside(given.unit, given.gives, items[1], "encoder output")
     loss = machine.call("tail", [])
     root: Node | None = loss.node
     if root is not None:

@@ -54,7 +54,7 @@ def frozen_forward(
     layers = [place for place in places(model) if place.index >= 0]
     chunked = config.loss is LossHead.CHUNKED
     tile = (facts.loss_tile_tokens, facts.loss_tile_vocab)
-    tail = tail_run(model, mode, chunked=chunked, tile=tile, item=mode.types.stream)
+    tail = tail_run(model, mode, chunked=chunked, tile=tile, items=(mode.types.stream, mode.types.stream))
     runs: list[tuple[Peaks, int]] = []
     for place in {(id(one.block), one.unit): one for one in layers}.values():
         run = layer_run(place.block, mode, replace(situation(place.block, mode, batch=batch), unit=place.unit))
