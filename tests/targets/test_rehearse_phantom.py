@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from memc.errors import MemcError
-from memc.rehearse import build, toolchain
+from memc.rehearse import build, run, toolchain
 from memc.rehearse.build import LIBRARY, MANIFEST, Phantom, phantom
 from memc.rehearse.run import _numbers
 from memc.rehearse.toolchain import Toolchain, find_toolchain
+from memc.verify.lock import read_lock
+from planmaker import make_config
+from specmaker import compile_folder
 
 GIB = 1 << 30
 CARD = f"2|{8 * GIB}|{GIB}|8|9|128|Card of eight"
@@ -271,3 +274,13 @@ def test_headers_of_the_compiler_s_package_are_stood_in_for(tmp_path: Path) -> N
     (tmp_path / "with" / "crt").mkdir(parents=True)
     (tmp_path / "with" / "crt" / "host_defines.h").touch()
     assert not (build._host_defines(tmp_path / "b", tmp_path / "with") / "crt").exists()
+
+
+def test_a_plan_that_swaps_to_a_drive_is_refused(tmp_path: Path) -> None:
+    promise = read_lock(compile_folder(tmp_path / "out", make_config(eval_batch_size=0), certify=False))
+    run._require_no_drive(promise)
+    swapping = replace(promise, settings={**promise.settings, "offload_param": "nvme"})
+    with pytest.raises(MemcError) as caught:
+        run._require_no_drive(swapping)
+    assert caught.value.diagnostics[0].code == "rehearse-drive"
+    assert "offload_param" in caught.value.diagnostics[0].message

@@ -82,6 +82,7 @@ def rehearse(
     """
     promise = read_lock(folder)
     require_unedited(folder, promise)
+    _require_no_drive(promise)
     numbers = _numbers(ranks, promise.world_size or 1)
     card = _card(promise, gpu)
     card = card if memory_bytes is None else replace(card, capacity_bytes=memory_bytes)
@@ -214,6 +215,21 @@ def _numbers(ranks: Sequence[str], world_size: int) -> tuple[int, ...]:
             raise usage_error("rehearse-ranks", f"{text!r} is no rank of a run with {world_size}", hint=hint)
         found.append(number)
     return tuple(dict.fromkeys(found))
+
+
+def _require_no_drive(promise: Promise) -> None:
+    """Raises MemcError (exit 2) where a plan swaps to a drive: DeepSpeed empties its folder there as it starts.
+
+    Source: deepspeed runtime/swap_tensor/partitioned_param_swapper.py and partitioned_optimizer_swapper.py, rmtree.
+    """
+    swapped = [name for name in ("offload_optimizer", "offload_param") if promise.settings.get(name) == "nvme"]
+    if swapped:
+        names = ", ".join(swapped)
+        message = f"the plan keeps states on a drive ({names}): starting it would empty DeepSpeed's folder there"
+        hint = "rehearse the same spec with that part in host memory (offload to cpu), or verify on the planned machine"
+        where = Location(file=str(promise.path), field="plan.settings")
+        diagnostic = Diagnostic(code="rehearse-drive", message=message, where=where, hint=hint)
+        raise MemcError((diagnostic,), ExitCode.USAGE)
 
 
 def _card(promise: Promise, gpu: str | None) -> GpuFacts:

@@ -85,62 +85,9 @@ class HostAdam:
         return lambda *args, **kwargs: 0
 
 
-class Drive:
-    """DeepSpeed's handle on files of a drive, without the drive: reads and writes are done at once and move nothing.
-
-    Buffers are made of the size that is asked for. Source: deepspeed ops/csrc/aio, py_ds_aio.cpp.
-    """
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        self._started = 0
-        self._locked: set[int] = set()
-
-    def _start(self, *args: object) -> int:
-        self._started += 1
-        return 0
-
-    async_pread = async_pwrite = _start
-
-    def sync_pread(self, *args: object) -> int:
-        """Returns 1: one file was read or written."""
-        return 1
-
-    sync_pwrite = pread = pwrite = read = write = sync_pread
-
-    def wait(self) -> int:
-        """Returns how many reads and writes were started since the last call."""
-        done, self._started = self._started, 0
-        return done
-
-    def new_cpu_locked_tensor(self, elements: int, example: torch.Tensor) -> torch.Tensor:
-        """Returns a buffer that counts as locked in memory."""
-        buffer = torch.empty(elements, dtype=example.dtype)
-        self._locked.add(buffer.data_ptr())
-        return buffer
-
-    def free_cpu_locked_tensor(self, buffer: torch.Tensor) -> bool:
-        """Forgets a buffer; its memory goes with its last reference."""
-        self._locked.discard(buffer.data_ptr())
-        return True
-
-    def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Returns whether a tensor lies in locked memory."""
-        return buffer.untyped_storage().data_ptr() in self._locked or buffer.is_pinned()
-
-    def pin_device_tensor(self, buffer: torch.Tensor) -> bool:
-        """Returns True: it is done."""
-        return True
-
-    unpin_device_tensor = pin_device_tensor
-
-
-class _Drives:
-    aio_handle = Drive
-
-
 def _built_operations(module: ModuleType) -> None:
-    """DeepSpeed finds what it would compile to work on the host and on drives as if it were loaded already."""
-    module.OpBuilder._loaded_ops |= {"cpu_adam": HostAdam(), "async_io": _Drives()}
+    """DeepSpeed finds what it would compile to work on the host as if it were loaded already."""
+    module.OpBuilder._loaded_ops["cpu_adam"] = HostAdam()
 
 
 def _plans_of_its_own(module: ModuleType) -> None:
@@ -168,6 +115,22 @@ def _agreeing(module: ModuleType) -> None:
             setattr(module, name, lambda values: None)
 
 
+def _weights_of_rank_0(module: ModuleType) -> None:
+    """Where rank 0 would have written random weights, any other rank writes them itself before it reads them."""
+    read = module._BaseAutoModelClass.from_pretrained.__func__
+
+    def written_first(cls: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        if os.environ.get("RANK", "0") != "0" and Path(source).is_absolute() and not Path(source).exists():
+            kept = ("dtype", "attn_implementation", "trust_remote_code")
+            settings = {name: kwargs[name] for name in kept if name in kwargs}
+            made = cls.from_config(kwargs["config"], **settings)
+            made.should_save_on_this_rank = lambda is_main_process: True
+            made.save_pretrained(source)
+        return read(cls, source, *args, **kwargs)
+
+    module._BaseAutoModelClass.from_pretrained = classmethod(written_first)
+
+
 WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
     "safetensors.torch": _safetensors,
     "triton.runtime.jit": _triton,
@@ -176,6 +139,7 @@ WHEN_IMPORTED: dict[str, Callable[[ModuleType], None]] = {
     "deepspeed.runtime.zero.utils": _agreeing,
     "torch.distributed.checkpoint.default_planner": _plans_of_one,
     "torch.distributed.checkpoint.utils": _plans_of_its_own,
+    "transformers.models.auto.auto_factory": _weights_of_rank_0,
 }
 """Module → what is changed in it right after it was imported."""
 
