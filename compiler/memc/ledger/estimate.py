@@ -98,6 +98,11 @@ def _pass(config: TrainingConfig) -> Hashable:
     return config.micro_batch_size, config.loss, config.eval_batch_size
 
 
+def _seen(config: TrainingConfig) -> Hashable:
+    """Returns what decides whether a step runs the stack of images: of one that does not run, nothing trains."""
+    return config.local_length, config.images_per_sample, config.image_pixels
+
+
 def _parameters(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     tokens = token_entries(model, config)
     if config.fsdp is not None:
@@ -136,7 +141,7 @@ PARTS: tuple[PartKind, ...] = (
     ),
     PartKind(
         name="states",
-        frame=lambda c: (_kind(c), _spread(c), c.optimizer, c.gradient_as_bucket_view),
+        frame=lambda c: (_kind(c), _spread(c), c.optimizer, c.gradient_as_bucket_view, _seen(c)),
         shape=lambda c: (c.gradient_accumulation_steps > 1, c.loss),
         build=_states,
     ),
@@ -176,7 +181,7 @@ PARTS: tuple[PartKind, ...] = (
     ),
     PartKind(
         name="host",
-        frame=lambda c: (_kind(c), _spread(c), c.optimizer),
+        frame=lambda c: (_kind(c), _spread(c), c.optimizer, _seen(c)),
         shape=None,
         build=_host,
     ),
