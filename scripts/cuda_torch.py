@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,8 +30,10 @@ def main() -> int:
             r"^torch==(\S+)", (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8"), re.MULTILINE
         )
         assert pinned is not None
-        failed = install(f"torch=={pinned[1].partition('+')[0]}") or install(triton_of(PLACE))
+        # ===: a CPU build is named version+cpu, and counts as the version wherever pip is told of one.
+        failed = install(f"torch==={pinned[1].partition('+')[0]}") or install(triton_of(PLACE))
         if failed or not has_cuda(PLACE):
+            shutil.rmtree(PLACE, ignore_errors=True)
             print(f"no CUDA build of torch: {failed or 'the wheel is a CPU build'}", file=sys.stderr)
             return 1
     print(PLACE)
