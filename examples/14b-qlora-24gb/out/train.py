@@ -83,7 +83,8 @@ HOST_MEMORY_BYTES = 8066695168  # most that is planned to lie in the memory of o
 
 SIZES = "sizes.json"  # last file of a checkpoint: how large the others are
 PROBE_SCHEMA = "memc/probe/1"
-PHASES = ("load", "first_step", "steady", "evaluate", "save")
+PHASES = ("load", "first_step", "steady", "evaluate", "save", "resume", "resumed_step")
+DRAWN_ROWS = 64  # of a probe, even: the others repeat them
 ROW_KEYS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
 
 
@@ -101,11 +102,18 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--any-first-loss", action="store_true", help="go on whatever the loss of the first step is")
     parser.add_argument("--probe", metavar="DIR", help="run a few steps on synthetic data and write memory peaks here")
     parser.add_argument("--random-weights", action="store_true", help="with --probe: build the weights from the config")
+    parser.add_argument("--settle", type=int, default=0, help="with --probe: at most so many steps more, until reserved memory stops growing")
+    parser.add_argument("--keep-checkpoints", action="store_true", help="with --probe: leave them for a probe with --resume")
+    parser.add_argument("--memory-history", action="store_true", help="with --probe: write every allocation to rank<r>.pickle")
     arguments = parser.parse_args()
     if arguments.probe and arguments.max_steps < 1:
         parser.error("--probe needs --max-steps N")
     if arguments.random_weights and not arguments.probe:
         parser.error("--random-weights belongs to --probe: a real run never trains from random weights")
+    if not arguments.probe and (arguments.settle or arguments.keep_checkpoints or arguments.memory_history):
+        parser.error("--settle, --keep-checkpoints and --memory-history belong to --probe")
+    arguments.least_steps = arguments.max_steps
+    arguments.max_steps += arguments.settle
     return arguments
 
 
@@ -121,8 +129,8 @@ def build_arguments(arguments: argparse.Namespace, folder: str) -> SFTConfig:
     """
     cpu = arguments.device == "cpu"
     probe = bool(arguments.probe)
-    evaluates = EVALUATES if probe else bool(EVAL_FILE) and EVAL_STEPS > 0
-    saves = probe or SAVE_STEPS > 0
+    evaluates = (EVALUATES if probe else bool(EVAL_FILE) and EVAL_STEPS > 0) and not (probe and arguments.resume)
+    saves = not arguments.resume if probe else SAVE_STEPS > 0
     return SFTConfig(
         output_dir=folder,
         # Batch
@@ -341,7 +349,8 @@ def synthetic_rows(count: int, batch_size: int, vocab_size: int) -> Dataset:
     random = torch.Generator().manual_seed(SEED)
     shorter = PADDED_BATCHES and batch_size > 1
     lengths = [MAX_LENGTH - (shorter and number % 2) for number in range(count)]
-    rows = [torch.randint(vocab_size, (length,), generator=random).tolist() for length in lengths]
+    drawn = [torch.randint(vocab_size, (length,), generator=random).tolist() for length in lengths[:DRAWN_ROWS]]
+    rows = [drawn[number % len(drawn)] for number in range(count)]
     return Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
@@ -514,8 +523,11 @@ class Meter(TrainerCallback):
         self.step_started = self.log_started = time.perf_counter()
         self.tokens_logged = 0
 
+    def start(self) -> None:
+        """Begins to watch; the device is known now."""
+
     def enter(self, phase: str) -> None:
-        """Notes the peaks of the phase that ends and starts the next one from zero."""
+        """Notes the peaks of the phase that ends, gives back what it leaves free, and starts the next one from zero."""
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             peaks = self.peaks[self.phase]
@@ -523,6 +535,7 @@ class Meter(TrainerCallback):
             peaks["reserved_bytes"] = max(peaks["reserved_bytes"] or 0, torch.cuda.max_memory_reserved())
             free, total = torch.cuda.mem_get_info()
             self.device_used_bytes = max(self.device_used_bytes or 0, total - free)
+            torch.cuda.empty_cache()  # blocks between those that stay would be of no use to the next phase
             torch.cuda.reset_peak_memory_stats()
         self.phase = phase
 
@@ -573,7 +586,114 @@ class Meter(TrainerCallback):
             logs["peak_reserved_gib"] = round(peak / 2**30, 2)
 
 
-def write_probe(arguments: argparse.Namespace, meter: Meter, error: dict[str, str] | None) -> None:
+class Probe(Meter):
+    """A meter for a few steps: ends them once reserved memory settles, weighs states, keeps what memory was allocated for."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        super().__init__(probe=True)
+        self.on_card = arguments.device != "cpu"
+        self.place = Path(arguments.probe)
+        self.least_steps = arguments.least_steps
+        self.resumes = arguments.resume
+        self.whole_history = arguments.memory_history
+        self.reserved_bytes: list[int] = []
+        self.held: dict[str, dict[str, int]] = {}
+
+    def start(self) -> None:
+        """Has the allocator note which code each block is for, or with a whole history every allocation."""
+        if self.on_card and self.whole_history:
+            torch.cuda.memory._record_memory_history(stacks="python", max_entries=1_000_000)
+        elif self.on_card:
+            torch.cuda.memory._record_memory_history("state", context="state", stacks="python")
+
+    def enter(self, phase: str) -> None:
+        """Enters a phase; steps whose time counts are not slowed down by notes."""
+        if self.resumes and phase in ("first_step", "steady"):
+            phase = "resumed_step"
+        super().enter(phase)
+        if self.on_card and not self.whole_history and phase == "steady":
+            torch.cuda.memory._record_memory_history(None)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Weighs what every step holds: there are gradients still, and states already."""
+        if not self.held:
+            self.held = held_bytes(kwargs["model"], kwargs["optimizer"])
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Goes on to evaluation and checkpoint after the least number of steps, as soon as memory has settled."""
+        if torch.cuda.is_initialized():
+            self.reserved_bytes.append(torch.cuda.memory_reserved())
+        if not control.should_training_stop and state.global_step >= self.least_steps and not self.grew_anywhere(args):
+            control.should_evaluate, control.should_save = args.eval_strategy != "no", args.save_strategy != "no"
+            control.should_training_stop = True
+        super().on_step_end(args, state, control, **kwargs)
+
+    def grew(self) -> bool:
+        """Returns whether reserved memory grew in one of the last two steps, or there are too few to tell."""
+        last = self.reserved_bytes[-3:]
+        return bool(last) and (len(last) < 3 or max(last) > last[0])
+
+    def grew_anywhere(self, args: SFTConfig) -> bool:
+        """Returns whether it grew on any rank: all must end with the same step."""
+        grew = self.grew()
+        if torch.distributed.is_initialized():
+            flag = torch.tensor([int(grew)], device=args.device)
+            torch.distributed.all_reduce(flag, op=torch.distributed.ReduceOp.MAX)
+            grew = bool(flag.item())
+        return grew
+
+    def write_snapshot(self) -> None:
+        """Writes rank<r>.pickle, which torch.cuda.memory._dump_snapshot makes and `memc diagnose` reads."""
+        if torch.cuda.is_initialized():
+            self.place.mkdir(parents=True, exist_ok=True)
+            torch.cuda.memory._dump_snapshot(str(self.place / f"rank{os.environ.get('RANK', '0')}.pickle"))
+
+
+def held_bytes(model: Any, optimizer: Any) -> dict[str, dict[str, int]]:
+    """Returns what this rank's weights, master weights, gradients and optimizer states take, by account and kind of device.
+
+    Memory is counted once, under the first account that lies in it. DeepSpeed keeps gradients where they are not seen.
+    """
+    inner = optimizer
+    while getattr(inner, "optimizer", None) is not None:
+        inner = inner.optimizer
+    parameters = list(model.parameters())
+    quantised = [getattr(p, "quant_state", None) for p in parameters]
+    quantised += [getattr(state, "state2", None) for state in quantised]
+    stepped = [p for group in inner.param_groups for p in group["params"]] + list(inner.state)
+    weights: list[Any] = [*parameters, *(getattr(p, "ds_tensor", None) for p in parameters)]
+    weights += [list(vars(state).values()) for state in quantised if state is not None]
+    accounts: dict[str, list[Any]] = {
+        "parameters": weights,
+        "master_weights": stepped,
+        "gradients": [p.grad for p in parameters],
+        "optimizer_states": list(inner.state.values()),
+    }
+    seen: set[tuple[str, int]] = set()
+    held: dict[str, dict[str, int]] = {}
+    for account, values in accounts.items():
+        sizes = held[account] = dict.fromkeys(("cpu", "cuda"), 0)
+        for tensor in tensors_in(values):
+            storage = tensor.untyped_storage()
+            place = (tensor.device.type, storage.data_ptr())
+            if storage.nbytes() and place not in seen:
+                seen.add(place)
+                sizes[tensor.device.type] = sizes.get(tensor.device.type, 0) + storage.nbytes()
+    return held
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors in nested lists and dicts; of a sharded one, this rank's share."""
+    if isinstance(value, torch.Tensor):
+        yield value.to_local() if hasattr(value, "to_local") else value
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+
+
+def write_probe(arguments: argparse.Namespace, meter: Probe, error: dict[str, str] | None) -> None:
     """Writes rank<r>.json: peaks by phase, seconds by step, losses, versions, and the error if there was one."""
     meter.enter(meter.phase)
     cuda = torch.cuda.is_initialized()
@@ -587,21 +707,35 @@ def write_probe(arguments: argparse.Namespace, meter: Meter, error: dict[str, st
         "world_size": int(os.environ.get("WORLD_SIZE", "1")),
         "device": "cuda" if cuda else "cpu",
         "device_name": torch.cuda.get_device_name() if cuda else None,
+        "device_uuid": str(getattr(torch.cuda.get_device_properties(), "uuid", "")) if cuda else None,
         "capacity_bytes": torch.cuda.get_device_properties().total_memory if cuda else None,
         "driver": driver_version() if cuda else None,
         "phases": meter.peaks,
         "device_used_bytes": meter.device_used_bytes,
         "host_rss_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "host_pinned_peak_bytes": pinned_peak_bytes() if cuda else None,
+        "held_bytes": meter.held,
+        "reserved_bytes_by_step": meter.reserved_bytes,
+        "settled": not meter.grew() if meter.reserved_bytes else None,
+        "allocator_settings": os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or "",
         "step_seconds": meter.step_seconds,
         "tokens_per_second": tokens * len(seconds) / sum(seconds) if seconds else None,  # of this rank, without the first step
         "losses": [loss if math.isfinite(loss) else None for loss in meter.losses],
         "versions": {name: found for name in packages if (found := package_version(name)) is not None},
         "error": error,
     }
-    path = Path(arguments.probe) / f"rank{rank}.json"
+    meter.place.mkdir(parents=True, exist_ok=True)
+    path = meter.place / f"rank{rank}.json"
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+def pinned_peak_bytes() -> int | None:
+    """Returns the most pinned host memory that torch's allocator held; None when this torch does not count it."""
+    counts: dict[str, Any] = getattr(torch.cuda, "host_memory_stats", dict)()
+    peak = counts.get("allocated_bytes.peak")
+    return None if peak is None else int(peak)
 
 
 def driver_version() -> str | None:
@@ -740,7 +874,7 @@ def words_of(failure: BaseException | None, words: tuple[str, ...]) -> str | Non
 
 
 def known_failure(failure: BaseException, folder: str) -> str | None:
-    """Returns what to do about a full disk (or a limit on files), or a process that is gone; None for other failures."""
+    """Returns what to do about a full disk (or a limit on files), or a process that is gone; None for others."""
     full = words_of(failure, ("No space left on device", "File too large", "quota exceeded", "PytorchStreamWriter failed", "file write failed"))
     gone = words_of(failure, ("Connection closed by peer", "Connection reset by peer"))
     if full is None and gone is None:
@@ -806,6 +940,7 @@ def run(arguments: argparse.Namespace, folder: str, meter: Meter) -> None:
     start_processes(arguments)
     args = build_arguments(arguments, folder)
     check_world(args)
+    meter.start()
     check_host_memory(args)
     set_seed(SEED)
     config = load_config()
@@ -815,11 +950,14 @@ def run(arguments: argparse.Namespace, folder: str, meter: Meter) -> None:
     trainer = build_trainer(args, model, tokenizer, train, evaluation, meter)
     guessing = math.log(config.get_text_config().vocab_size)
     trainer.add_callback(Guard(math.inf if arguments.probe or arguments.any_first_loss else guessing))
+    if arguments.probe and arguments.resume:
+        meter.enter("resume")
     trainer.train(resume_from_checkpoint=checkpoint_to_resume(args, folder) if arguments.resume else None)
-    if arguments.probe:
+    if arguments.probe and arguments.resume:
         return
     meter.enter("save")
-    check_adapters(trainer.model)
+    if not arguments.probe:  # its few steps may all be warm-up
+        check_adapters(trainer.model)
     save_final(trainer, tokenizer, Path(folder) / "final")
 
 
@@ -833,8 +971,9 @@ def run_probe(arguments: argparse.Namespace, meter: Meter) -> None:
         if torch.distributed.is_initialized() and sys.exc_info()[0] is None:
             torch.distributed.barrier()
         if os.environ.get("RANK", "0") == "0":
-            for name in ("checkpoints", "random-weights"):
-                shutil.rmtree(Path(arguments.probe) / name, ignore_errors=True)
+            shutil.rmtree(Path(arguments.probe) / "random-weights", ignore_errors=True)
+            if not arguments.keep_checkpoints:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def out_of_memory_message(meter: Meter, error: BaseException) -> str:
@@ -850,7 +989,7 @@ def out_of_memory_message(meter: Meter, error: BaseException) -> str:
 def main() -> int:
     """Returns the exit status: 0 done, 1 stopped with a message."""
     arguments = parse_arguments()
-    meter = Meter(probe=bool(arguments.probe))
+    meter = Probe(arguments) if arguments.probe else Meter(probe=False)
     error: dict[str, str] | None = None
     raised: BaseException | None = None
     try:
@@ -861,6 +1000,8 @@ def main() -> int:
     except torch.OutOfMemoryError as failure:
         error = {"kind": "out-of-memory", "phase": meter.phase, "message": str(failure)}
         print(out_of_memory_message(meter, failure), file=sys.stderr, flush=True)
+        if isinstance(meter, Probe):
+            meter.write_snapshot()  # here, where the failed step still holds what it had
     except PlanError as failure:
         error = {"kind": "exception", "phase": meter.phase, "message": str(failure)}
         print(f"\ntrain.py: {failure}", file=sys.stderr, flush=True)
@@ -870,7 +1011,9 @@ def main() -> int:
         raised = failure if message is None else None
         if message is not None:
             print(f"\ntrain.py: {message}", file=sys.stderr, flush=True)  # the line of a progress bar has no end
-    if arguments.probe:
+    if isinstance(meter, Probe):
+        if meter.whole_history and error is None:
+            meter.write_snapshot()
         write_probe(arguments, meter, error)
     if raised is not None:
         raise raised
