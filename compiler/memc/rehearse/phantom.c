@@ -730,7 +730,8 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, s
     return nvmlDeviceGetComputeRunningProcesses(device, count, out);
 }
 #define NVML_NOT_SUPPORTED 3
-API int nvmlDeviceGetGpuFabricInfoV(void *device, void *out) { return NVML_NOT_SUPPORTED; }
+/* Version, then 16 bytes of cluster, status, clique and state: zeros say that there is no fabric. */
+API int nvmlDeviceGetGpuFabricInfoV(void *device, void *out) { memset((char *)out + 4, 0, 25); return 0; }
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, int *out) { return NVML_NOT_SUPPORTED; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *out) { return NVML_NOT_SUPPORTED; }
 
