@@ -225,7 +225,7 @@ def test_the_document_survives_json_and_keeps_its_contract(spec: SpecDict) -> No
         ledger = document["ledger"][resource]
         for name, kind in CONTRACT.items():
             assert isinstance(ledger[name], kind), name
-        assert ledger["by_phase"][ledger["binding_phase"]] == ledger["peak_allocated_bytes"]
+        assert max(ledger["by_phase"].values()) == ledger["peak_allocated_bytes"]  # in another phase where holes bind
         assert sum(ledger["by_account"].values()) == ledger["required_bytes"]
     clock = document["clock"]
     assert clock["step_seconds"] > 0

@@ -123,6 +123,7 @@ class ResourceLedger:
         resource: Which one.
         entries: All of them, in account order.
         by_moment: Sum alive at each moment, over entries that count as allocated (all, off the GPU).
+        held_by_moment: The same, with what torch's allocator holds then without a tensor in it.
         reserved_above_allocated_bytes: What the allocator holds at its largest moment beyond the allocated peak.
         outside_allocator_bytes: What the card must have beyond reserved (CUDA context, NCCL).
         grade: How the allocated peak is known.
@@ -131,14 +132,15 @@ class ResourceLedger:
     resource: Resource
     entries: tuple[Entry, ...]
     by_moment: dict[Moment, int] = field(default_factory=dict)
+    held_by_moment: dict[Moment, int] = field(default_factory=dict)
     reserved_above_allocated_bytes: int = 0
     outside_allocator_bytes: int = 0
     grade: Grade = Grade.ESTIMATED
 
     @property
     def binding_moment(self) -> Moment:
-        """The moment of the peak (the earliest of equals)."""
-        return max(Moment, key=lambda moment: self.by_moment[moment])
+        """The moment at which most is held (the earliest of equals); most may be allocated at another."""
+        return max(Moment, key=lambda moment: self.held_by_moment[moment])
 
     @property
     def binding_phase(self) -> Phase:
@@ -148,7 +150,7 @@ class ResourceLedger:
     @property
     def peak_allocated_bytes(self) -> int:
         """Largest sum over moments of what is alive then."""
-        return self.by_moment[self.binding_moment]
+        return max(self.by_moment.values())
 
     @property
     def peak_reserved_bytes(self) -> int:
@@ -215,6 +217,7 @@ def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLed
         resource=resource,
         entries=own,
         by_moment=by_moment,
+        held_by_moment=held,
         reserved_above_allocated_bytes=max(held.values()) - max(by_moment.values()),
         outside_allocator_bytes=sum(entry.bytes for entry in own if not entry.in_allocator and not entry.is_cached),
     )
