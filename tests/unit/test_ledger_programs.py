@@ -141,8 +141,6 @@ def test_units_have_values() -> None:
     assert shapes.of("B*T*r") == 2400
     assert shapes.of("B*T~128") == 384
     assert shapes.of("B*T-1") == 297
-    assert shapes.of(("above", "B*T", 1, 299)) == 1
-    assert shapes.of(("above", "B*T", 1, 300)) == 0
     assert shapes.of(("tile", "B*T", 128)) == 128
     assert shapes.of(("tiles", "B*T", 200)) == 300
 

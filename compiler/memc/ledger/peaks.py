@@ -36,8 +36,8 @@ class Shapes:
         """Returns the value of a unit.
 
         A product of variables and numbers, of which ``T~128`` is rounded up to a multiple of 128 and ``T-1`` is one
-        less; or a tuple: ``above`` is 1 when there are more rows than a limit, ``tile`` the rows up to a limit,
-        ``tiles`` those of two tiles, ``rows`` the buffer of a reduction over rows.
+        less; or a tuple: ``tile`` is the rows up to a limit, ``tiles`` those of two tiles, ``rows`` the buffer of a
+        reduction over rows.
         """
         known = self._known.get(unit)
         if known is None:
@@ -48,8 +48,6 @@ class Shapes:
         if isinstance(unit, tuple):
             if unit[0] in ("single", "several"):
                 return self.of(unit[1]) if (self.variables["B"] == 1) is (unit[0] == "single") else 0
-            if unit[0] == "above":
-                return 1 if self.of(unit[1]) * unit[2] > unit[3] else 0
             if unit[0] == "tile":
                 return min(self.of(unit[1]), int(unit[2]))
             if unit[0] == "tiles":

@@ -174,9 +174,11 @@ def base_linear(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
 def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
     """Returns x times a 4-bit weight, in the type of x.
 
-    Above 1536 tokens, and always in backward, the weight is dequantised.
-    Source: bitsandbytes/backends/default/ops.py _gemm_4bit_default_impl, autograd/_functions.py MatMul4Bit.backward;
-        bitsandbytes/nn/modules.py Linear4bit.forward.
+    The weight is dequantised in forward and in backward.
+    Assumes: more tokens than bitsandbytes' own kernel for products in forward takes, which reads the weight as it is:
+        256 on any card, 64 on an H100 (1536 and 512 where the weight has less than 4 Mi elements).
+    Source: bitsandbytes/backends/cuda/ops.py _gemm_4bit_use_custom_cuda and _dequant_linear_fallback,
+        autograd/_functions.py MatMul4Bit.backward; bitsandbytes/nn/modules.py Linear4bit.forward.
     """
     compute = machine.names["compute"]
     shape = (x.unit, x.width, x.last)
@@ -195,13 +197,7 @@ def _packed_product(machine: Machine, weight: Weight, x: Tensor) -> Tensor:
     node = machine.track([given], [], backward)
     out = machine.new(x.unit, weight.rows * (x.width // weight.columns), compute, f"{weight.name} output")
     machine.produce(node, out)
-    threshold = ("above", x.unit, x.width // weight.columns, 1536)
-    machine.buffers(
-        (threshold, nested),
-        (threshold, nested),
-        (threshold, compute * weight.elements),
-        name=f"{weight.name} dequantised",
-    )
+    machine.buffers(("1", nested), ("1", nested), ("1", compute * weight.elements), name=f"{weight.name} dequantised")
     machine.release(given)
     widened = cast(machine, out, x.item)
     machine.release(out)

@@ -113,8 +113,9 @@ def _nested_constants(count: int) -> list[int]:
 def _gemm_4bit(args: tuple[Any, ...]) -> Sequence[int]:
     """Returns the 16-bit weight that a 4-bit product is computed with, and its fp32 constants.
 
-    Assumes: more than 1536 tokens, from where bitsandbytes dequantises instead of using its own kernel.
-    Source: bitsandbytes/backends/default/ops.py, _gemm_4bit_default_impl.
+    Assumes: more tokens than bitsandbytes' own kernel takes: 256 on any card, 64 on an H100 (1536 and 512 where the
+        weight has less than 4 Mi elements).
+    Source: bitsandbytes/backends/cuda/ops.py, _gemm_4bit_use_custom_cuda and _dequant_linear_fallback.
     """
     tokens, shape, constants = args[0], args[2], args[3]
     weight = prod(shape) * tokens.element_size()
