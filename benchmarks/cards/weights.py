@@ -8,6 +8,7 @@ import torch
 from memc.config import Method, TrainingConfig
 from memc.trace.build import base_dtype
 from memc.trace.optional import library
+from memc.trace.quantized import is_packed
 
 _DEVIATION = 0.02
 
@@ -20,7 +21,7 @@ def fill(model: torch.nn.Module, config: TrainingConfig, device: torch.device) -
     made: dict[int, torch.Tensor] = {}
     with torch.no_grad():
         for module in model.modules():
-            if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
+            if config.method is Method.QLORA and is_packed(module):
                 module._parameters["weight"] = _quantised(module, config, device)
             owners: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
             for owner in owners:

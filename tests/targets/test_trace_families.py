@@ -19,6 +19,7 @@ from memc.trace import trace_step
 from memc.trace.build import build
 from memc.trace.loop import record_steps
 from memc.trace.peaks import peaks_by_instant
+from memc.trace.quantized import is_packed
 from memc.trace.records import Recording
 
 MODELS = Path(__file__).parents[2] / "specs" / "models"
@@ -125,5 +126,17 @@ def test_facts_and_trace_agree_on_what_becomes_4_bit(name: str) -> None:
     facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
     counted = sum(linear.weight_params * count for linear, count in facts.linear_modules() if linear.quantized)
     built, _ = build(config(method="qlora", targets=facts.linear_names()), model, shallow=False)
-    packed = [module for module in built.modules() if type(module).__name__ == "Linear4bit"]
+    packed = [module for module in built.modules() if is_packed(module)]
     assert sum(module.in_features * module.out_features for module in packed) == counted > 0
+
+
+@pytest.mark.parametrize("name", FOUR_BIT)
+def test_adapters_of_4_bit_linears_are_those_that_peft_gives_a_loaded_4_bit_model(name: str) -> None:
+    adapters = pytest.importorskip("peft.tuners.lora")
+    model = _model(name, FOUR_BIT[name])
+    facts = model_from_config(model, key="case", file="config.json", source="test", checked="2026-01-01")
+    built, _ = build(config(method="qlora", targets=facts.linear_names()), model, shallow=False)
+    wrapped = [module for module in built.modules() if isinstance(module, adapters.LoraLayer)]
+    on_packed = [type(module) for module in wrapped if is_packed(module.get_base_layer())]
+    assert on_packed
+    assert frozenset(on_packed) == {adapters.Linear4bit}

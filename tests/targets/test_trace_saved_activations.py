@@ -45,7 +45,21 @@ BY_HAND: dict[str, tuple[dict[str, Any], int, int]] = {
         FROZEN + FLASH + 4 * H + 2 * F + 14 * R,
         0,
     ),
-    "qlora-as-lora": ({"method": "qlora", "task": "sft"}, FROZEN + FLASH + 2 * INPUTS + 14 * R, 2 * ADAPTER_WEIGHTS),
+    "qlora-casts-nothing-under-autocast": (
+        {"method": "qlora", "task": "sft"},
+        FROZEN + FLASH + 4 * H + 2 * F + 14 * R,
+        2 * ADAPTER_WEIGHTS,
+    ),
+    "qlora-dropout": (
+        {"method": "qlora", "task": "sft", "dropout": 0.1},
+        FROZEN + FLASH + 3 * INPUTS + 14 * R,
+        2 * ADAPTER_WEIGHTS,
+    ),
+    "qlora-no-autocast": (
+        {"method": "qlora", "task": "sft", "precision": "bf16_pure"},
+        FROZEN + FLASH + 4 * INPUTS + 28 * R,
+        0,
+    ),
 }
 
 

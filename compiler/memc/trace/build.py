@@ -16,7 +16,7 @@ from memc.errors import usage_error
 from memc.facts.architectures import architecture_keys, load_architecture
 from memc.facts.vocabulary import vocabulary_modules
 from memc.trace.optional import library
-from memc.trace.quantized import quantize, stored_nf4
+from memc.trace.quantized import is_packed, quantize, stored_nf4
 from memc.trace.records import Region
 from memc.trace.stacks import StackDepth, full_depths, shorten, stacks_of
 from memc.trace.tape import Tape
@@ -211,7 +211,7 @@ def place(model: torch.nn.Module, config: TrainingConfig, tape: Tape, regions: d
     outside = tape.outside
     for module_name, module in model.named_modules():
         with tape.inside(module_name, regions.get(module_name, outside)):
-            if config.method is Method.QLORA and type(module).__name__ == "Linear4bit":
+            if config.method is Method.QLORA and is_packed(module):
                 module._parameters["weight"] = stored_nf4(module, config, base_dtype(config))
             for owner in (module._parameters, module._buffers):
                 for name, tensor in list(owner.items()):

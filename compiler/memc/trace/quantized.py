@@ -9,6 +9,7 @@ import torch
 from transformers.pytorch_utils import Conv1D
 from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
+from transformers.utils.quantization_config import QuantizationMethod
 
 from memc.config import TrainingConfig
 from memc.trace.optional import library
@@ -22,7 +23,8 @@ def quantize(model: Any, config: TrainingConfig, dtype: torch.dtype) -> None:
     """Replaces the linears that transformers replaces by 4-bit ones that compute in `dtype`; the rest stays as loaded.
 
     Source: transformers/quantizers/base.py get_modules_to_not_convert (the head, tied weights, what a class keeps in
-        fp32), integrations/bitsandbytes.py replace_with_bnb_linear (subclasses of Linear stay as they are).
+        fp32), integrations/bitsandbytes.py replace_with_bnb_linear (subclasses of Linear stay as they are),
+        quantizer_bnb_4bit.py (`is_loaded_in_4bit`, without which PEFT takes its adapter of plain linears).
     """
     linear_4bit = library("bitsandbytes.nn", "a 4-bit base").Linear4bit
     skipped = HfQuantizer.get_modules_to_not_convert(model, None, model._keep_in_fp32_modules)
@@ -46,6 +48,14 @@ def quantize(model: Any, config: TrainingConfig, dtype: torch.dtype) -> None:
         model.set_submodule(name, linear)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    model.is_quantized = model.is_loaded_in_4bit = True
+    model.quantization_method = QuantizationMethod.BITS_AND_BYTES
+
+
+def is_packed(module: torch.nn.Module) -> bool:
+    """Returns whether a module is a linear that bitsandbytes keeps in 4 bits; PEFT's adapter of one is not."""
+    found: bool = isinstance(module, library("bitsandbytes.nn", "a 4-bit base").Linear4bit)
+    return found
 
 
 def stored_nf4(linear: Any, config: TrainingConfig, dtype: torch.dtype) -> torch.nn.Parameter:

@@ -24,6 +24,7 @@ _MASK_ALIGNMENT = 16
 _FLASH_MAX_WIDTH = 256
 _original_attention = torch.nn.functional.scaled_dot_product_attention
 _original_dropout = torch.nn.functional.dropout
+_original_is_autocast_enabled = torch.is_autocast_enabled
 
 
 def _index(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,6 +167,11 @@ def dropout(tensor: torch.Tensor, p: float = 0.5, training: bool = True, inplace
     return _original_dropout(tensor, p, training, inplace)
 
 
+def is_autocast_enabled(device_type: str = "cpu") -> bool:
+    """Returns whether autocast is on. Without a name torch says it of CUDA, whose autocast is the CPU's here."""
+    return _original_is_autocast_enabled(device_type)
+
+
 class _Launch:
     """Stands for a Triton kernel: it allocates nothing and runs nothing."""
 
@@ -232,6 +238,7 @@ def cuda_semantics(
     if like_cuda:
         on_card = partial(attention, has_flash=card.compute_capability >= (8, 0))
         replacements = [(functional, "scaled_dot_product_attention", on_card), (functional, "dropout", dropout)]
+        replacements.append((torch, "is_autocast_enabled", is_autocast_enabled))
         replacements += _fused_head_replacements() if fused_head else []
     if without_data:
         replacements.append((transformers_imports, "is_fake_tensor", lambda tensor: False))
