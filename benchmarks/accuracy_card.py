@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from cards.cases import cases, config_of
 from cards.corpus import memory_record, read, results, text, time_record
-from cards.judging import GPU, Held, held, parts, priced
+from cards.judging import GPU, Held, held, left_out, parts, priced
 from memc.certify.request import Request, interval_share, untraceable
 from memc.facts import load_gpu
 from memc.ledger import ledger_facts
@@ -41,20 +41,23 @@ def main() -> None:
     options = parser.parse_args()
     if options.results is not None:
         keep(options.results)
-    found = held(cases(), results(read(MEMORY), read(TIMES)))
+    records = results(read(MEMORY), read(TIMES))
+    found, unlike = held(cases(), records), left_out(records)
     print("allocated reserved  time   (priced over measured, less one)")
     for item in found:
         print(_line(item))
     for item in found:
         if abs(item.errors.get("seconds", 0.0)) > FAR:
             print(_explained(item))
+    for name, why in unlike.items():
+        print(f"not compared, {why}: {name}")
     traced = trace(found) if options.trace else {}
     if options.write is not None:
-        text_ = yaml.safe_dump(document(found, traced), sort_keys=False, allow_unicode=True, width=120)
+        text_ = yaml.safe_dump(document(found, traced, unlike), sort_keys=False, allow_unicode=True, width=120)
         options.write.write_text(
             "# Written by benchmarks/accuracy_card.py --trace --write.\n" + text_, encoding="utf-8"
         )
-    print(json.dumps(figures(found) | trace_figures(found, traced)))
+    print(json.dumps(figures(found) | trace_figures(found, traced) | {"not_compared": len(unlike)}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +173,8 @@ def figures(found: Sequence[Held]) -> dict[str, Any]:
     }
 
 
-def document(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[str, Any]:
-    """Returns what the documentation shows: the figures and one row a case."""
+def document(found: Sequence[Held], traced: Mapping[str, Traced], unlike: Mapping[str, str]) -> dict[str, Any]:
+    """Returns what the documentation shows: the figures, one row a case, and why others are not compared."""
     rows = [
         {
             "case": item.case.name.replace("_", " "),
@@ -185,7 +188,8 @@ def document(found: Sequence[Held], traced: Mapping[str, Traced]) -> dict[str, A
         }
         for item in found
     ]
-    return {**figures(found), **trace_figures(found, traced), "rows": rows}
+    reasons = {why: [name.replace("_", " ") for name in unlike if unlike[name] == why] for why in unlike.values()}
+    return {**figures(found), **trace_figures(found, traced), "rows": rows, "not_compared": reasons}
 
 
 def _kept(traced: Mapping[str, Traced], item: Held, name: str) -> int | None:

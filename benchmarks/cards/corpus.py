@@ -136,7 +136,7 @@ def text(records: list[dict[str, Any]], heading: str) -> str:
 
 def _result(memory: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:
     others = memory["other_metrics"]
-    found: dict[str, Any] = {"kind": memory["source_kind"]}
+    found: dict[str, Any] = {"kind": memory["source_kind"], "not_compared": memory.get("not_compared", "")}
     if found["kind"] == "measured":
         found |= {"peaks": others["by_phase"], "context_bytes": others["context_bytes"]}
     if times:

@@ -133,6 +133,12 @@ def _clock(model: str, classes: int) -> Clock:
 
 
 def held(cases: Iterable[Case], records: Mapping[str, Mapping[str, Any]]) -> list[Held]:
-    """Returns all cases that were measured or ran out of memory, in order."""
+    """Returns all cases that were measured or ran out of memory, in order; those that say why not are left out."""
     judged = ("measured", "oom")
-    return [hold(case, records[case.name]) for case in cases if records.get(case.name, {}).get("kind") in judged]
+    known = [(case, records[case.name]) for case in cases if case.name in records]
+    return [hold(case, record) for case, record in known if record["kind"] in judged and not record["not_compared"]]
+
+
+def left_out(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Returns why a record is not compared, by name of the case, of those that say so."""
+    return {name: record["not_compared"] for name, record in records.items() if record["not_compared"]}

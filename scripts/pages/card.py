@@ -42,6 +42,7 @@ def card_section() -> str:
         table(("figure", *_NUMBERS), errors, _NUMBERS),
         table(("case", *_COLUMNS), [_row(row) for row in found["rows"]], _COLUMNS),
     ]
+    parts += [f"Not compared, {why}: {', '.join(cases)}.\n" for why, cases in found["not_compared"].items()]
     return "\n".join(parts)
 
 

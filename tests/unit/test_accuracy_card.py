@@ -19,7 +19,7 @@ import card_suite  # noqa: E402
 from accuracy_card import MEMORY, TIMES, figures  # noqa: E402
 from cards.cases import cases  # noqa: E402
 from cards.corpus import PREFIX, read, results  # noqa: E402
-from cards.judging import Held, held  # noqa: E402
+from cards.judging import Held, held, left_out  # noqa: E402
 
 MEDIAN, WORST, TIME_MEDIAN = 0.0005, 0.03, 0.15
 RESERVED_MEDIAN, RESERVED_WORST = 0.02, 0.05
@@ -48,6 +48,16 @@ def test_the_ledger_meets_the_card(found: list[Held]) -> None:
     assert not any(segments), "a plan as memc writes it is called a fit and ran out of memory"
     retried = [one["id"].removeprefix(PREFIX) for one in read(MEMORY) if one["other_metrics"].get("allocator_retries")]
     assert frozenset(spread["false_refusals"]) <= frozenset(retried), "only what ran by giving back may be refused"
+
+
+def test_what_is_not_compared_is_a_4_bit_base_under_the_adapter_of_plain_linears() -> None:
+    records = results(read(MEMORY), read(TIMES))
+    unlike = left_out(records)
+    assert list(unlike) == [record["id"].removeprefix(PREFIX) for record in read(MEMORY) if record["method"] == "qlora"]
+    shown: Mapping[str, Any] = yaml.safe_load((ROOT / "docs" / "accuracy-h200.yaml").read_text(encoding="utf-8"))
+    assert [row["case"] for row in shown["rows"]] == [
+        case.name.replace("_", " ") for case in cases() if case.name in records and case.name not in unlike
+    ]
 
 
 def test_the_clock_meets_the_card(found: list[Held]) -> None:
