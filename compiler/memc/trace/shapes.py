@@ -56,7 +56,7 @@ class Shapes:
         key = _key((args, kwargs)) if kwargs else _key(args)
         if key is None:
             return func(*args, **kwargs)
-        key = (func, key, base.storage_offset())
+        key = (func, key, base.storage_offset() if func is _aten.as_strided.default else 0)
         if key not in self._seen:
             out = func(*args, **kwargs)
             self._seen[key] = _look(base, out)
@@ -81,7 +81,7 @@ class Shapes:
             schema = func._schema
             returned = schema.returns[0].alias_info if len(schema.returns) == 1 else None
             first = schema.arguments[0].alias_info if schema.arguments else None
-            found = self._views[func] = (
+            found = self._views[func] = func is _aten._unsafe_view.default or (
                 not schema.is_mutable
                 and returned is not None
                 and first is not None
@@ -96,7 +96,8 @@ class Shapes:
         if found is None:
             schema = func._schema
             tensors = all(str(value.type) == "Tensor" and value.alias_info is None for value in schema.returns)
-            found = self._plain[func] = tensors and not schema.is_mutable and len(schema.returns) > 0
+            views = func is _aten._unsafe_view.default  # its schema says nothing of that
+            found = self._plain[func] = tensors and not views and not schema.is_mutable and len(schema.returns) > 0
         return found
 
 
@@ -145,16 +146,16 @@ def _new(mode: Any, look: _Made) -> torch.Tensor:
 
 
 def _look(base: FakeTensor, out: Any) -> _Seen | None:
-    """Returns what a view looks like; None when it is the tensor itself, or no view of it."""
+    """Returns what a view looks like, its offset in its base; None when it is the tensor itself, or no view of it."""
     same = isinstance(out, FakeTensor) and out.untyped_storage()._cdata == base.untyped_storage()._cdata
     if not same or out is base or out.dtype is not base.dtype or out.device.type != "cpu":
         return None
-    return out.shape, out.stride(), out.storage_offset()
+    return out.shape, out.stride(), out.storage_offset() - base.storage_offset()
 
 
 def _view_of(base: FakeTensor, look: _Seen) -> torch.Tensor:
     shape, stride, offset = look
     with torch._C._DisableTorchDispatch():
         meta = torch.empty(0, dtype=base.dtype, device="meta")
-        meta.set_(base.untyped_storage(), offset, shape, stride)
+        meta.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
     return FakeTensor(base.fake_mode, meta, torch.device("cpu"))
