@@ -151,7 +151,9 @@ class Pile:
         self.output_items = (course.stretches[course.order[-1]].run.output_item, (given or [mode.types.stream])[-1])
         self.layers = tuple([self._distinct[number] for number in course.order])
         self.returned = tower_bytes(model, config, mode, self.shapes, *course.tower)
-        self.shared = shared_tensors(model, mode, course.held, self.shapes, checkpointing=bool(every))
+        self.shared = shared_tensors(
+            model, mode, course.held, self.shapes, checkpointing=bool(every), given_item=self.output_items[1]
+        )
         self.masks = attention_masks(model, mode, self.shapes, every)
         self.staying = outputs_that_stay(model, [layer.input_not_kept for layer in self.layers])
         self._beside = (*self.shared, *self.masks, *self.staying)

@@ -77,6 +77,7 @@ class Situation:
         checkpointing: Whether any layer of the model is checkpointed.
         source_needs_grad: Whether backward goes on in a stack of images whose features it puts into the stream.
         source_item: Bytes of one element of those features.
+        given_item: Bytes of one element of another stack's output that it attends to; 0 for the type of the stream.
     """
 
     input_needs_grad: bool = True
@@ -92,6 +93,7 @@ class Situation:
     checkpointing: bool = False
     source_needs_grad: bool = False
     source_item: int = 0
+    given_item: int = 0
 
 
 @dataclass(frozen=True)
@@ -367,8 +369,9 @@ def _given_by_others(
     learns = grad and (mode.trains or bool(mode.adapted))
     attends = learns and block.cross_attention is not None
     rows, columns = around.unit.partition("*")[2], around.source_unit.partition("*")[2]
+    item = around.given_item or types.stream
     source = shared_tensor(
-        machine, "encoder output", around.source_unit, around.source_width, types.stream, attends, around.topmost
+        machine, "encoder output", around.source_unit, around.source_width, item, attends, around.topmost
     )
     own, cross = (
         shared_tensor(machine, name, unit, heads, item, grad and learns, around.topmost)

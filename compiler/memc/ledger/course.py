@@ -87,7 +87,7 @@ def _course(model: ModelFacts, config: TrainingConfig, mode: LayerMode, shapes: 
     stretches: list[Stretch] = []
     order: list[int] = []
     held: list[frozenset[str]] = []
-    item, reaches, after_freed = mode.types.stream, False, False
+    item, reaches, after_freed, given_item = mode.types.stream, False, False, 0
     tower = (reaches, item)
     for kind, place, topmost in _kinds(model):
         checkpointed = bool(every) and place.index >= 0 and place.index % every == 0
@@ -98,7 +98,7 @@ def _course(model: ModelFacts, config: TrainingConfig, mode: LayerMode, shapes: 
             features = (reaches, item) if place.images else (False, 0)
             item = mode.types.stream if place.first else item
             around = _around(place, config, mode, shapes, reached=reached, item=item)
-            around = replace(around, topmost=topmost)
+            around = replace(around, topmost=topmost, given_item=given_item)
             if place.images:
                 unit, width = stretches[order[-1]].run.output
                 around = replace(around, source_unit=unit, source_width=width)
@@ -112,6 +112,7 @@ def _course(model: ModelFacts, config: TrainingConfig, mode: LayerMode, shapes: 
         order.append(number)
         held.append(run.holds if not checkpointed else MADE_BEFORE if place.lowest else BIASES)
         item, reaches, after_freed = run.output_item, run.reaches, checkpointed
+        given_item = item if place.gives else given_item
         tower = (reaches, item) if place.unit.startswith("I*") else tower
     return Course(tuple(stretches), tuple(order), tuple(held), tower)
 

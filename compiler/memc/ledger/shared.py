@@ -67,7 +67,13 @@ class Shared:
 
 
 def shared_tensors(
-    model: ModelFacts, mode: LayerMode, held: Sequence[frozenset[str]], shapes: Shapes, *, checkpointing: bool
+    model: ModelFacts,
+    mode: LayerMode,
+    held: Sequence[frozenset[str]],
+    shapes: Shapes,
+    *,
+    checkpointing: bool,
+    given_item: int,
 ) -> tuple[Shared, ...]:
     """Returns what the layers of each stack share.
 
@@ -77,6 +83,7 @@ def shared_tensors(
         held: By position among the model's places, the names of shared tensors that a layer holds until its backward.
         shapes: Shape variables of a micro batch.
         checkpointing: Whether any layer is checkpointed.
+        given_item: Bytes of one element of what a stack gives to another.
     """
     run, found = places(model), []
     for first, last in stack_ends(model):
@@ -89,7 +96,7 @@ def shared_tensors(
             if name == _OUTPUT:
                 ends = next((at for at in range(first, -1, -1) if run[at].gives), first) + 1
                 if place.block.cross_attention is not None and (mode.trains or mode.adapted):
-                    gradient = mode.types.stream * place.source_width * shapes.of(place.source_unit)
+                    gradient = given_item * place.source_width * shapes.of(place.source_unit)
             elif name == _TABLE:
                 size = _table_bytes(place, mode)
                 gradient = size if mode.trains else 0
