@@ -19,8 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from agreement.cases import MODES, Mode, Shape, cases, config_of, facts_of, shapes, why_not
-from agreement.compare import Comparison, Skipped, Summary, compare, summaries, summary
+from agreement.compare import Comparison, Skipped, compare, summaries, summary
 from agreement.traces import ROOT, TABLE, read_table, read_traces, run_traces, table_text
+from differences import Summary
 from memc.errors import MemcError
 from memc.facts import model_rows
 

@@ -16,8 +16,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from differences import Summary, summary_of
 from rehearsed.cases import Case, cases
-from rehearsed.compare import Comparison, Skipped, Summary, compare, summaries, summary
+from rehearsed.compare import Comparison, Skipped, compare, summaries
 from rehearsed.runs import PHASES, ROOT, TABLE, Rehearsed, read_runs, read_table, run_cases, spec_digest, table_text
 
 RESULTS = ROOT / "build" / "rehearsed" / "runs.jsonl"
@@ -104,7 +105,7 @@ def report(comparisons: Sequence[Comparison], skipped: Sequence[Skipped], *, eve
     print(f"\n{'allocated peak of a phase':<32} {'count':>6} {'median':>8} {'p90':>8} {'over':>8} {'under':>8}")
     for phase in PHASES:
         differences = (item.allocated_difference(phase) for item in comparisons)
-        phase_row = summary(one for one in differences if one is not None)
+        phase_row = summary_of(one for one in differences if one is not None)
         if phase_row is not None:
             print(f"{phase:<32} {_row(phase_row)}")
     print("\nfarthest apart" if not every else "\nevery case")
@@ -131,7 +132,7 @@ def _line(item: Comparison) -> str:
 
 def verdict(comparisons: Sequence[Comparison]) -> dict[str, float | int | None]:
     """Returns the figures of the last line."""
-    row = summary(item.difference for item in comparisons)
+    row = summary_of(item.difference for item in comparisons)
     names = ("median", "p90", "worst", "under")
     figures = {name: None if row is None else round(getattr(row, name), 5) for name in names}
     return {"count": len(comparisons), **figures}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from differences import Summary, summary_of
 from memc.facts import load_gpu
 from memc.facts.records import ModelFacts
 from memc.ledger import Estimator, Moment, ledger_facts
@@ -101,42 +101,12 @@ def _estimator(model: ModelFacts) -> Estimator:
     return Estimator(model, ledger_facts(load_gpu(GPU)))
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest of `values` that at least `share` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Differences of some comparisons, as fractions of the traced peak.
-
-    Attributes:
-        count: How many.
-        median, p90: Of their sizes.
-        over: The largest by which the ledger is above; 0 when it never is.
-        under: The largest by which it is below, as a negative number; 0 when it never is.
-    """
-
-    count: int
-    median: float
-    p90: float
-    over: float
-    under: float
-
-    @property
-    def worst(self) -> float:
-        """The larger of both."""
-        return max(self.over, -self.under)
-
-
 def summary(comparisons: Sequence[Comparison]) -> Summary:
     """Returns the statistics of at least one comparison."""
-    differences = [item.difference for item in comparisons]
-    sizes = [abs(item) for item in differences]
-    return Summary(
-        len(sizes), quantile(sizes, 0.5), quantile(sizes, 0.9), max(0.0, *differences), min(0.0, *differences)
-    )
+    found = summary_of(item.difference for item in comparisons)
+    if found is None:
+        raise ValueError("there is nothing to compare")
+    return found
 
 
 def summaries(comparisons: Iterable[Comparison], kind: Callable[[Comparison], str]) -> dict[str, Summary]:

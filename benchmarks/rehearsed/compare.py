@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from differences import Summary, summary_of
 from memc.errors import MemcError
 from memc.ledger.entries import Phase
 from memc.verify.probe import LEDGER_PHASES
@@ -87,47 +87,9 @@ def _compared(case: Case, run: Rehearsed, scratch: Path) -> Comparison:
     return Comparison(case, run, ledger, gpu.peak_reserved_bytes)
 
 
-def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the smallest of `values` that at least `share` of them do not exceed."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Differences of some comparisons, as fractions of what was rehearsed.
-
-    Attributes:
-        count: How many.
-        median, p90: Of their sizes.
-        over: The largest by which the ledger is above; 0 when it never is.
-        under: The largest by which it is below, as a negative number; 0 when it never is.
-    """
-
-    count: int
-    median: float
-    p90: float
-    over: float
-    under: float
-
-    @property
-    def worst(self) -> float:
-        """The larger of both."""
-        return max(self.over, -self.under)
-
-
-def summary(differences: Iterable[float]) -> Summary | None:
-    """Returns the statistics of differences; None without any."""
-    found = list(differences)
-    if not found:
-        return None
-    sizes = [abs(item) for item in found]
-    return Summary(len(sizes), quantile(sizes, 0.5), quantile(sizes, 0.9), max(0.0, *found), min(0.0, *found))
-
-
 def summaries(comparisons: Iterable[Comparison], kind: Callable[[Comparison], str]) -> dict[str, Summary]:
     """Returns the statistics of the reserved peak of each kind of comparison, in order of appearance."""
     groups: dict[str, list[float]] = {}
     for item in comparisons:
         groups.setdefault(kind(item), []).append(item.difference)
-    return {name: row for name, found in groups.items() if (row := summary(found)) is not None}
+    return {name: row for name, found in groups.items() if (row := summary_of(found)) is not None}

@@ -19,8 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from agreement.cases import METHODS, Shape, cases, shapes  # noqa: E402
-from agreement.compare import Comparison, Skipped, Summary, compare, summaries, summary  # noqa: E402
+from agreement.compare import Comparison, Skipped, compare, summaries, summary  # noqa: E402
 from agreement.traces import read_table  # noqa: E402
+from differences import Summary  # noqa: E402
 
 CASES = ROOT / "tests" / "cases"
 GPU = "a100-sxm4-80gb"

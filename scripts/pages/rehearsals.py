@@ -10,8 +10,9 @@ from pages.text import table
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from differences import Summary, summary_of  # noqa: E402
 from rehearsed.cases import MODES, cases  # noqa: E402
-from rehearsed.compare import Comparison, Summary, compare, summaries, summary  # noqa: E402
+from rehearsed.compare import Comparison, compare, summaries  # noqa: E402
 from rehearsed.runs import PHASES, read_table  # noqa: E402
 
 
@@ -19,7 +20,7 @@ def rehearsals_section() -> str:
     """Returns tables of the ledger against the checked-in rehearsals: by mode, model, number of GPUs, and phase."""
     versions, runs = read_table()
     found, _ = compare(cases(), runs)
-    total = summary(item.difference for item in found)
+    total = summary_of(item.difference for item in found)
     assert total is not None
     stack = ", ".join(f"{name} {version}" for name, version in versions.items())
     columns = ["cases", "median", "90 % within", "most above", "most below"]
@@ -44,7 +45,7 @@ def _phases(found: list[Comparison]) -> dict[str, Summary]:
     """Returns statistics of the allocated peak of each probed phase."""
     rows = {}
     for phase in PHASES:
-        row = summary(one for item in found if (one := item.allocated_difference(phase)) is not None)
+        row = summary_of(one for item in found if (one := item.allocated_difference(phase)) is not None)
         if row is not None:
             rows[phase.replace("_", " ")] = row
     return rows

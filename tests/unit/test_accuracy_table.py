@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from agreement.cases import CHECKPOINTING, MODES, SHAPES, cases, config_of, shape_digest, shapes  # noqa: E402
-from agreement.compare import Comparison, compare, quantile, summary  # noqa: E402
+from agreement.compare import Comparison, compare, summary  # noqa: E402
 from agreement.traces import (  # noqa: E402
     TABLE,
     Traced,
@@ -26,6 +26,7 @@ from agreement.traces import (  # noqa: E402
     table_text,
     trace_digest,
 )
+from differences import quantile  # noqa: E402
 
 MEDIAN, WORST, LOWEST = 0.005, 0.03, -0.01
 """The goal of the design: half within 0.5 %, all within 3 %, none more than 1 % too low."""
