@@ -11,12 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from differences import summary_of  # noqa: E402
 from rehearsed.cases import MODES, RANKS, SUBJECTS, cases  # noqa: E402
-from rehearsed.compare import Comparison, compare, summary  # noqa: E402
+from rehearsed.compare import Comparison, compare  # noqa: E402
 from rehearsed.runs import TABLE, read_table, spec_digest, table_text  # noqa: E402
 
 MEDIAN, WORST, LOWEST = 0.02, 0.06, -0.03
 """The goal of the design: half within 2 %, all within 6 %, none more than 3 % too low."""
+KNOWN_LOWER = {
+    "microsoft/Phi-4-mini-instruct qlora 1",
+    "microsoft/Phi-4-mini-instruct zero-3 2",
+    "Qwen/Qwen2.5-32B fsdp2 64",
+}
+"""Cases that are further below: holes in what the allocator reserves, which docs/accuracy.md names as not modelled."""
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +52,12 @@ def test_every_mode_was_rehearsed(comparisons: list[Comparison]) -> None:
     assert {item.case.mode.name for item in comparisons} == {mode.name for mode in MODES}
 
 
-def test_half_of_the_rehearsals_are_within_the_goal(comparisons: list[Comparison]) -> None:
-    row = summary(item.difference for item in comparisons)
+def test_the_rehearsals_are_within_the_goal_but_for_those_that_are_named(comparisons: list[Comparison]) -> None:
+    row = summary_of(item.difference for item in comparisons)
     assert row is not None
     assert row.median <= MEDIAN
+    assert row.worst <= WORST
+    assert {item.case.name for item in comparisons if item.difference < LOWEST} == KNOWN_LOWER
 
 
 def test_what_a_failed_rehearsal_found_is_not_written() -> None:
