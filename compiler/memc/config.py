@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
+
+_LONGEST_SHAPE = 200
+"""Most that the longer side of an image of any size may be of the shorter one."""
 
 
 class Task(StrEnum):
@@ -131,6 +135,7 @@ class LoraConfig:
         trains_embedding, trains_head: Whether the input embedding and the head of a causal language model are among
             them; where the two are one tensor, both are.
         new_tokens: Tokens that are added to the vocabulary, of which only the rows train (`trainable_token_indices`).
+        skipped_stacks: Names of stacks beside the main one whose linears carry no adapter, whatever they are called.
     """
 
     rank: int
@@ -142,6 +147,13 @@ class LoraConfig:
     trains_embedding: bool = False
     trains_head: bool = False
     new_tokens: int = 0
+    skipped_stacks: tuple[str, ...] = ()
+
+    @property
+    def excluded_modules(self) -> str:
+        """The pattern of what PEFT leaves alone (`exclude_modules`): all below the skipped stacks; else empty."""
+        names = "|".join([name.rpartition(".")[2] for name in self.skipped_stacks])
+        return rf"(.*\.)?({names})\..*" if names else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,6 +229,8 @@ class FsdpConfig:
         hybrid: Whether a copy is sharded over one node and replicated across nodes, rather than over all ranks.
         offload: `cpu` keeps shards, gradients, states and the optimizer step in host memory.
         efficient_loading: Whether only rank 0 reads the checkpoint and the others receive their shards.
+        loads_by_layer: Version 2: whether a 4-bit base is quantised layer by layer as it is cut, as memc writes;
+            otherwise it lies whole on every GPU first.
         sharded_checkpoints: Whether checkpoints hold one file per rank rather than whole tensors gathered on rank 0.
         reduce_each_micro_batch: Whether gradients are reduced after every micro-batch, so that only shards accumulate;
             otherwise whole gradients do, and are reduced once per step.
@@ -232,6 +246,7 @@ class FsdpConfig:
     hybrid: bool = False
     offload: Offload = Offload.NONE
     efficient_loading: bool = True
+    loads_by_layer: bool = True
     sharded_checkpoints: bool = True
     reduce_each_micro_batch: bool = True
     reduce_fp32: bool = False
@@ -330,7 +345,7 @@ class TrainingConfig:
         return -(-self.max_length // self.context_parallel)
 
     def patch_grid(self, side: int, merge: int) -> tuple[int, int]:
-        """Returns the rows and columns of patches of an image that is as square as its number of pixels allows.
+        """Returns the rows and columns of patches of the largest image, as `patch_grid`.
 
         Args:
             side: Pixels of a patch's side.
@@ -373,14 +388,24 @@ class TrainingConfig:
         return self.zero.offload_param if self.zero is not None else Offload.NONE
 
 
+@cache
 def patch_grid(pixels: int, side: int, merge: int) -> tuple[int, int]:
-    """Returns the rows and columns of patches of an image that is as square as its number of pixels allows.
+    """Returns the rows and columns of patches of the image with the most positions that its pixels allow.
+
+    Of several such images it is the one that is nearest to a square.
+    Source: transformers models/qwen2_vl/image_processing_qwen2_vl.py smart_resize, which refuses longer images.
 
     Args:
-        pixels: Pixels of the image.
+        pixels: Most pixels of an image.
         side: Pixels of a patch's side.
         merge: Patches along each side of the square that becomes one position of the text.
     """
     positions = max(1, pixels // (side * merge) ** 2)
-    rows = int(positions**0.5)
-    return rows * merge, positions // rows * merge
+    best = 0, 0
+    for rows in range(int(positions**0.5), 0, -1):
+        columns = positions // rows
+        if columns > _LONGEST_SHAPE * rows:
+            break
+        if rows * columns > best[0] * best[1]:
+            best = rows, columns
+    return best[0] * merge, best[1] * merge

@@ -91,6 +91,8 @@ class Lora(Section):
     """Dropout probability on the adapter input."""
     target_modules: TargetModules = ModuleSet.ALL_LINEAR
     """Modules that carry an adapter: attention, all-linear, or a list of module names."""
+    image_tower: Flag = False
+    """Whether the tower of a model that sees images carries adapters too; else it stays as it was loaded."""
     precision: AdapterPrecision = AdapterPrecision.FP32
     """Data type of the adapters: fp32, or base for that of the model."""
     new_tokens: Names = ()

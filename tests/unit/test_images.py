@@ -23,9 +23,9 @@ def spec(model: str, *, data: str = "", gpu: str = "a100-sxm4-80gb", more: str =
 
 @pytest.mark.parametrize(
     ("pixels", "grid"),
-    [(448 * 448, (32, 32)), (12845056, (256, 256)), (1, (2, 2)), (28 * 28 * 7, (4, 6))],
+    [(448 * 448, (32, 32)), (12845056, (256, 256)), (1, (2, 2)), (28 * 28 * 7, (2, 14)), (1003520, (64, 80))],
 )
-def test_a_grid_of_patches_never_has_more_positions_than_pixels_allow(pixels: int, grid: tuple[int, int]) -> None:
+def test_a_grid_of_patches_has_the_most_positions_that_pixels_allow(pixels: int, grid: tuple[int, int]) -> None:
     assert patch_grid(pixels, 14, 2) == grid
 
 

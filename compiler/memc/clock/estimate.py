@@ -13,6 +13,7 @@ from memc.clock.steptime import StepTime
 from memc.clock.workload import Compute, Layout, compute_of, gathers_weights, layout_of, reference_compute
 from memc.config import Method, Reference, TrainingConfig
 from memc.facts.records import ModelFacts
+from memc.ledger.adapted import adapted_model
 from memc.ledger.states import ParamCounts
 from memc.units import ceil_div
 
@@ -118,7 +119,7 @@ class Clock:
         table, key = self.pass_table(config), pass_key(config)
         found = table.get(key)
         if found is None:
-            found = micro_batch(self.model, compute_of(config), self.facts)
+            found = micro_batch(adapted_model(self.model, config), compute_of(config), self.facts)
             frozen = reference_compute(config)
             if frozen is not None:
                 found = found.with_forward_of(micro_batch(self.model, frozen, self.facts))

@@ -60,7 +60,7 @@ def products_of(block: Block, hidden_size: int, compute: Compute) -> tuple[Produ
             Product(
                 inner=max(1, inner),
                 outer=max(1, outer),
-                adapted=linear.name in compute.adapted,
+                adapted=linear.name in compute.adapted and linear.adaptable,
                 quantized=linear.quantized,
             )
         )
@@ -110,7 +110,9 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
     layout = 4 if eager else 0
     launched = kernels + layout + len(block.linears)
     if compute.rank:
-        launched += sum(_ADAPTER_KERNELS for linear in block.linears if linear.name in compute.adapted)
+        launched += sum(
+            _ADAPTER_KERNELS for linear in block.linears if linear.name in compute.adapted and linear.adaptable
+        )
     if compute.quantized:
         launched += sum(_DEQUANTIZING_KERNELS for linear in block.linears if linear.quantized)
     if block.mlp.experts:
@@ -174,7 +176,7 @@ def _casts(block: Block, hidden_size: int, size: int, compute: Compute) -> tuple
     if compute.rank:
         eager = compute.kernels is Kernels.EAGER
         for linear in block.linears:
-            if linear.name not in compute.adapted:
+            if linear.name not in compute.adapted or not linear.adaptable:
                 continue
             # the input is cast to the adapter's type, and autocast casts it back for the product
             cast = 2 * (size + compute.adapter_bytes) if compute.adapter_bytes > size else 0

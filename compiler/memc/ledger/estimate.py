@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memc.config import Engine, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.activations import activation_bill, waiting_bytes
+from memc.ledger.adapted import adapted_model
 from memc.ledger.bill import Bill
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.context import context_entries
@@ -222,7 +223,7 @@ class Estimator:
         """Returns element counts of the model under the configuration's method."""
         key = (config.method, config.lora, config.quantization, idle_params(self.model, config))
         if key not in self._counts:
-            self._counts[key] = count_params(self.model, config, self.facts)
+            self._counts[key] = count_params(adapted_model(self.model, config), config, self.facts)
         return self._counts[key]
 
     def table(self, kind: PartKind, frame_key: Hashable) -> dict[Hashable, Part]:
@@ -246,7 +247,7 @@ class Estimator:
 
     def build(self, kind: PartKind, config: TrainingConfig) -> Part:
         """Returns one part of a configuration's bill, made anew."""
-        built = kind.build(self.model, config, self.counts(config), self.facts)
+        built = kind.build(adapted_model(self.model, config), config, self.counts(config), self.facts)
         return Part.of_sums(built.sums(), built.entries) if isinstance(built, Bill) else Part(built)
 
     def part(self, kind: PartKind, config: TrainingConfig) -> Part:

@@ -41,7 +41,9 @@ def adapter_params(block: Block, config: TrainingConfig) -> int:
     if config.lora is None:
         return 0
     targets, rank = frozenset(config.lora.target_modules), config.lora.rank
-    return sum(rank * (lin.in_features + lin.out_features) for lin in block.linears if lin.name in targets)
+    return sum(
+        rank * (lin.in_features + lin.out_features) for lin in block.linears if lin.name in targets and lin.adaptable
+    )
 
 
 def _layer_bytes(block: Block, config: TrainingConfig, size: int) -> int:

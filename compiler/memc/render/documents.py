@@ -184,6 +184,7 @@ def peft_config(plan: Plan) -> dict[str, Any]:
     return _vocabulary_keys(plan) | {
         "base_model_name_or_path": plan.run.model,
         "bias": "none",
+        "exclude_modules": lora.excluded_modules or None,
         "inference_mode": False,
         "init_lora_weights": True,
         "lora_alpha": lora.alpha,

@@ -8,6 +8,7 @@ from typing import Any
 
 from memc.config import TrainingConfig
 from memc.ladder import Technique
+from memc.ledger.adapted import adapted_model
 from memc.ledger.entries import Moment
 from memc.ledger.estimate import PARTS, Estimator, Price, total
 from memc.ledger.parts import MOMENTS, Part
@@ -179,7 +180,8 @@ class Frame:
         for (at, _, least), table in zip(_BOUNDED, self._least, strict=True):
             key = shape.keys[at]
             if key not in table:
-                table[key] = least(self._estimator.model, self.with_shape(shape))
+                config = self.with_shape(shape)
+                table[key] = least(adapted_model(self._estimator.model, config), config)
             waiting += table[key]
         return waiting
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from memc.config import TrainingConfig, patch_grid
 from memc.errors import Diagnostic
-from memc.facts.records import ModelFacts, Sees, Stack
+from memc.facts.records import ModelFacts, Objective, Sees, Stack
 from memc.ledger.estimate import Estimator
-from memc.spec import Data, LoadedSpec
+from memc.spec import Data, LoadedSpec, Spec
 from memc.units import format_gib
 
 _UNUSED_PIXELS = 448 * 448
@@ -17,6 +17,13 @@ _UNUSED_PIXELS = 448 * 448
 def image_tower(model: ModelFacts) -> Stack | None:
     """Returns the stack of a model of text that sees images; None where it sees none."""
     return next((stack for stack in model.other_stacks if stack.sees is Sees.IMAGE), None)
+
+
+def skipped_stacks(spec: Spec, model: ModelFacts) -> tuple[str, ...]:
+    """Returns the stacks that carry no adapter: the tower of a model that sees images, unless it is asked for."""
+    tower = image_tower(model)
+    seen = model.objective is Objective.IMAGE_TEXT_LM and tower is not None
+    return (tower.name,) if seen and tower is not None and not spec.lora.image_tower else ()
 
 
 def image_settings(data: Data, model: ModelFacts) -> tuple[int, int]:
@@ -64,6 +71,15 @@ def image_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnost
                     f"remove data.{field}, or choose a model that sees images",
                 )
             )
+    if tower is None and loaded.spec.lora.image_tower:
+        found.append(
+            loaded.diagnostic(
+                "lora.image_tower",
+                "images-not-seen",
+                f"{model.key} ({model.model_type}) has no tower that sees images beside its text",
+                "remove lora.image_tower, or choose a model that sees images",
+            )
+        )
     if tower is not None and tower.patches is None and data.image_pixels is not None:
         found.append(
             loaded.diagnostic(

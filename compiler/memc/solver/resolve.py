@@ -24,6 +24,7 @@ from memc.facts.classifiers import classifier_head
 from memc.facts.records import Objective
 from memc.facts.vocabulary import vocabulary_modules
 from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
+from memc.ledger.adapted import without_adapters
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, PreferenceSettings, RunSettings
 from memc.solver.combinations import refused_combinations
@@ -34,6 +35,7 @@ from memc.solver.images import (
     image_settings,
     image_tokens_of,
     sequence_tokens,
+    skipped_stacks,
 )
 from memc.solver.releases import broken_notes, broken_techniques, library_notes, unknown_releases
 from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
@@ -338,7 +340,8 @@ def _with_images(data: Data, model: ModelFacts) -> str:
 
 def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagnostic]:
     """Returns LoRA target modules that the model does not have."""
-    spec, known = loaded.spec, model.linear_names()
+    skipped = skipped_stacks(loaded.spec, model)
+    spec, known = loaded.spec, without_adapters(model, skipped).linear_names()
     found = []
     for field, targets in (
         ("lora.target_modules", spec.lora.target_modules),
@@ -353,10 +356,15 @@ def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagno
                     field,
                     "unknown-module",
                     f"{model.key} has no linear module named {', '.join(missing)}",
-                    "use some of: " + ", ".join(known),
+                    _of_the_tower(model, missing) or "use some of: " + ", ".join(known),
                 )
             )
     return found
+
+
+def _of_the_tower(model: ModelFacts, missing: list[str]) -> str:
+    """Returns what to do about modules that only a tower of images has; empty when they are nowhere."""
+    return "" if set(missing) - set(model.linear_names()) else "set lora.image_tower to true: only the tower has them"
 
 
 def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
@@ -364,10 +372,12 @@ def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
     lora, pin = loaded.spec.lora, loaded.spec.pin
     rank = pin.lora_rank or lora.rank or _LORA_RANK[loaded.spec.task]
     targets = pin.target_modules if pin.target_modules is not None else lora.target_modules
+    skipped = skipped_stacks(loaded.spec, model)
+    adapted = without_adapters(model, skipped)
     if isinstance(targets, ModuleSet):
-        names = default_lora_targets(model, "attention" if targets is ModuleSet.ATTENTION else "all-linear")
+        names = default_lora_targets(adapted, "attention" if targets is ModuleSet.ATTENTION else "all-linear")
     else:
-        names = tuple(name for name in model.linear_names() if name in targets)
+        names = tuple(name for name in adapted.linear_names() if name in targets)
     return LoraConfig(
         rank=rank,
         alpha=pin.lora_alpha or lora.alpha or 2 * rank,
@@ -378,6 +388,7 @@ def _lora_settings(loaded: LoadedSpec, model: ModelFacts) -> LoraConfig:
         trains_embedding=_trains(loaded, model, vocabulary_modules(model.model_type).embedding),
         trains_head=_trains(loaded, model, vocabulary_modules(model.model_type).head),
         new_tokens=len(lora.new_tokens),
+        skipped_stacks=skipped,
     )
 
 

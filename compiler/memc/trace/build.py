@@ -159,6 +159,7 @@ def _with_adapters(model: Any, config: TrainingConfig) -> Any:
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target_modules),
+        exclude_modules=lora.excluded_modules or None,
         **_vocabulary_settings(model, config),
     )
     if lora.new_tokens:
