@@ -154,3 +154,50 @@ def test_the_tail_keeps_the_last_lines_whatever_bytes_they_hold() -> None:
     )
     assert len(finished.tail) == 40
     assert finished.tail[-3:] == ("line 100", "bad � byte", "no newline")
+
+
+COMPILES = (
+    RUN
+    + """
+mkdir -p "$TORCH_EXTENSIONS_DIR"/{ours,theirs}
+touch "$TORCH_EXTENSIONS_DIR/theirs/lock"
+python3 -c '
+import os, sys, time
+lock = os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)
+print("compiles", flush=True)
+time.sleep(600)
+' "$TORCH_EXTENSIONS_DIR/ours/lock"
+"""
+)
+
+
+def test_a_process_that_is_ended_while_it_compiles_leaves_no_lock_for_others_to_wait_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "operators"))
+    folder = write_folder(tmp_path / "out", launcher=COMPILES)
+    outcome = verify(folder, settings=Settings(device="cuda", timeout_seconds=3), on_line=lambda line: None)
+    (finding,) = outcome.diagnostics
+    assert finding.context[-1] == "compiles"
+    assert not (tmp_path / "operators/ours/lock").exists()
+    left = tmp_path / "operators/theirs/lock"
+    assert left.exists(), "what another run left is the user's to remove"
+    assert f"rm {left}" in finding.hint
+    assert "--timeout 6" in finding.hint
+
+
+def test_a_lock_that_nobody_holds_is_named_before_a_run_that_may_need_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "operators"))
+    held, left = (tmp_path / "operators" / name / "lock" for name in ("held", "left"))
+    for lock in (held, left):
+        lock.parent.mkdir(parents=True)
+    left.touch()
+    lines: list[str] = []
+    folder = write_folder(tmp_path / "out", rank_report(), settings={"engine": "deepspeed"})
+    with held.open("w"):
+        settings = Settings(device="cuda", resume=False)
+        assert verify(folder, settings=settings, on_line=lines.append).passed
+    assert f"rm {left}" in lines[0]
+    assert str(held) not in lines[0]

@@ -136,11 +136,15 @@ def _climb_lines(folder: Path, climbed: Climb | None) -> list[str]:
         return []
     lines = [""]
     for attempt in climbed.attempts:
-        measured = "not measured" if attempt.measured_bytes is None else format_gib(attempt.measured_bytes)
+        measured = (
+            f"not {attempt.grade}"
+            if attempt.measured_bytes is None
+            else f"{attempt.grade} {format_gib(attempt.measured_bytes)}"
+        )
         verdict = "fits" if attempt.fits else "does not fit"
         names = ", ".join(attempt.techniques) or "as asked"
         promised = format_gib(attempt.promised_bytes)
-        lines.append(f"tried: rung {attempt.rung}, {names}: promised {promised}, measured {measured}, {verdict}")
+        lines.append(f"tried: rung {attempt.rung}, {names}: promised {promised}, {measured}, {verdict}")
     if climbed.written:
         lines.append(f"written: {folder} holds the plan that fits; its lock says what is kept free and why")
     if climbed.stopped:

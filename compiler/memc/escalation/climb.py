@@ -33,6 +33,7 @@ class Attempt:
         promised_bytes: What its ledger says one GPU needs.
         measured_bytes: What the worst rank needed, or had when it ran out.
         fits: Whether it passed.
+        grade: ``measured`` on a card, ``rehearsed`` on one that does not exist.
     """
 
     techniques: tuple[str, ...]
@@ -40,6 +41,7 @@ class Attempt:
     promised_bytes: int
     measured_bytes: int | None
     fits: bool
+    grade: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class Climb:
                 "promised_bytes": one.promised_bytes,
                 "measured_bytes": one.measured_bytes,
                 "fits": one.fits,
+                "grade": one.grade,
             }
             for one in self.attempts
         ]
@@ -125,6 +128,7 @@ def _attempt(plan: Plan, promise: Promise, outcome: Verification) -> Attempt:
         promised_bytes=promise.required_bytes,
         measured_bytes=_measured(outcome),
         fits=outcome.passed,
+        grade=outcome.grade,
     )
 
 
@@ -144,8 +148,8 @@ def _room(last: Attempt, promise: Promise, spec_digest: str, kept_bytes: int, an
     plan = answer.result
     assert isinstance(plan, Plan)
     reason = (
-        f"measured, {_named(plan)} needs {format_gib(measured)} of {format_gib(promise.budget_bytes)} where the ledger "
-        f"says {format_gib(last.promised_bytes)}: {format_gib(size)} are kept free"
+        f"{last.grade}, {_named(plan)} needs {format_gib(measured)} of {format_gib(promise.budget_bytes)} where the "
+        f"ledger says {format_gib(last.promised_bytes)}: {format_gib(size)} are kept free"
     )
     return Room(bytes=size, reason=reason, spec_digest=spec_digest)
 
@@ -160,5 +164,5 @@ def _stopped(outcome: Verification, attempts: list[Attempt], refusal: Infeasible
     return Climb(
         outcome=outcome,
         attempts=tuple(attempts),
-        stopped=f"the spec allows nothing that would fit with what the measurement asks to keep free{change}",
+        stopped=f"the spec allows nothing that would fit with what is to be kept free by now{change}",
     )

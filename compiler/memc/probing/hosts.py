@@ -14,6 +14,7 @@ import torch
 from memc.machine import host_memory_bytes
 from memc.probing.timing import lasting, seconds_each
 from memc.units import GIB, MIB
+from memc.verify.operators import abandoned_locks, removing
 
 _MEMORY_PART = 16
 _CHUNK_BYTES = 16 * MIB
@@ -40,12 +41,25 @@ def torch_adam(seconds: float, *, most_bytes: int = 4 * GIB) -> dict[str, list[f
     return {"torch_host_adam_params_per_second": [weight.numel() / one for one in lasting(each)]}
 
 
-def deepspeed_adam(seconds: float, *, most_bytes: int = 4 * GIB) -> dict[str, list[float]]:
-    """Returns elements per second that DeepSpeed's CPU Adam updates; it is compiled at its first use.
+def ready_deepspeed_adam() -> None:
+    """Has DeepSpeed compile its CPU Adam, or load what was compiled before.
 
     Raises:
         ImportError: When DeepSpeed is not installed.
+        RuntimeError: When a lock would have it wait for ever.
         Exception: Whatever its compilation raises.
+    """
+    made = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
+    if locks := [lock for lock in abandoned_locks(os.environ) if lock.parent.name == "cpu_adam"]:
+        raise RuntimeError(removing(locks))
+    made([torch.nn.Parameter(torch.ones(1))])
+
+
+def deepspeed_adam(seconds: float, *, most_bytes: int = 4 * GIB) -> dict[str, list[float]]:
+    """Returns elements per second that DeepSpeed's CPU Adam updates, once it is ready.
+
+    Raises:
+        ImportError: When DeepSpeed is not installed.
     """
     made = import_module("deepspeed.ops.adam").DeepSpeedCPUAdam
     weight = _trained(most_bytes, seconds)

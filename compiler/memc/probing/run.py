@@ -22,12 +22,15 @@ from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 from memc.facts import load_gpu
 from memc.facts.measured import SCHEMA, figure_of, figures_document
 from memc.probing.parts import HOST, PARTS
+from memc.verify.operators import locks_held_by, release
 
 _GRACE = 1.5
 """How much longer than asked the process may take, for work that began in time."""
 _LAST_SECONDS = 3.0
 _START_SECONDS = 120.0
 """For importing torch, before the time counts."""
+_COMPILE_SECONDS = 600.0
+"""For compiling an operator, which does not count either."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,9 +110,15 @@ def probe(
     machine: dict[str, Any] = {}
     answers: dict[str, dict[str, Any]] = {}
     errors: list[str] = []
+    preparing = ""
     for answer in _answers(asked, seconds * _GRACE + _LAST_SECONDS, errors):
         if "machine" in answer:
             machine = answer["machine"]
+            continue
+        if "part" not in answer:
+            preparing = answer.get("preparing", "")
+            if preparing and on_line is not None:
+                on_line(f"{preparing}: waits for its operator, which is compiled at its first use on a machine")
             continue
         answers[answer["part"]] = answer
         if on_line is not None:
@@ -117,6 +126,8 @@ def probe(
     if not answers:
         raise _stopped("".join(errors))
     late = {name: "the time was over" for name in wanted if name not in answers}
+    if preparing in late:
+        late[preparing] = f"its operator was not compiled within {_COMPILE_SECONDS:.0f} s"
     card, why_not = _card(machine)
     return Probed(
         card=card,
@@ -157,8 +168,8 @@ def _answers(asked: dict[str, Any], limit_seconds: float, errors: list[str]) -> 
 
 
 def _lines(handle: int, limit_seconds: float) -> Iterator[dict[str, Any]]:
-    """Yields each line of JSON that comes in time, which counts from the first."""
-    rest, end, begun = b"", time.monotonic() + _START_SECONDS, False
+    """Yields each line of JSON that comes in time, which counts from the first, and not while one compiles."""
+    rest, end, begun, left = b"", time.monotonic() + _START_SECONDS, False, 0.0
     with selectors.DefaultSelector() as selector:
         selector.register(handle, selectors.EVENT_READ)
         while selector.select(max(0.0, end - time.monotonic())):
@@ -168,14 +179,21 @@ def _lines(handle: int, limit_seconds: float) -> Iterator[dict[str, Any]]:
             *lines, rest = (rest + found).split(b"\n")
             if lines and not begun:
                 begun, end = True, time.monotonic() + limit_seconds
-            yield from (json.loads(line) for line in lines)
+            for answer in map(json.loads, lines):
+                if "preparing" in answer:
+                    left, end = end - time.monotonic(), time.monotonic() + _COMPILE_SECONDS
+                elif "prepared" in answer:
+                    end = time.monotonic() + left
+                yield answer
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a process with all that it started, and waits for it."""
+    """Ends a process with all that it started, and waits for it. It leaves no operator locked."""
+    locks = locks_held_by([process.pid], os.environ)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    release(locks, os.environ)
 
 
 def _stopped(errors: str) -> MemcError:

@@ -28,6 +28,8 @@ def main() -> None:
 def measured(asked: dict[str, Any]) -> Any:
     """Yields what stands for the machine, then each part: its figures, or why it is absent.
 
+    A part that compiles is announced (`preparing`), and said to be ready (`prepared`), with the seconds that took.
+
     Args:
         asked: `parts` (names), `seconds` (until when all should be done), `folder` (of the drive).
     """
@@ -44,20 +46,44 @@ def measured(asked: dict[str, Any]) -> Any:
             yield {"part": part.name, "absent": f"this machine has {what}"}
     while runs:
         part, *runs = runs
+        if part.compiles:
+            yield {"preparing": part.name}
+            begin = time.monotonic()
+            unready = _tried(_prepare)
+            end += time.monotonic() - begin
+            yield {"prepared": part.name}
+            if unready:
+                yield {"part": part.name, **unready}
+                continue
         left = max(0.0, end - time.monotonic())
         share = left * part.weight / (part.weight + sum(other.weight for other in runs))
         yield {"part": part.name, **_answer(part, share, gpus, Path(asked["folder"]))}
 
 
 def _answer(part: Part, seconds: float, gpus: int, folder: Path) -> dict[str, Any]:
-    try:
+    def run() -> dict[str, Any]:
         figures, details = _run(part.name, seconds, gpus, folder)
+        return {"figures": figures, "details": details}
+
+    return _tried(run)
+
+
+def _tried(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Returns what `run` returns, or why there is nothing; one part that fails, in whatever way, leaves the others."""
+    try:
+        return run()
     except ImportError as error:
         return {"absent": f"{error.name or 'a library'} is not installed"}
-    except Exception as error:  # one part that fails, in whatever way, leaves the others
+    except Exception as error:
         text = " ".join(str(error).split())[:300]
         return {"absent": f"{type(error).__name__}: {text or 'no message'}"}
-    return {"figures": figures, "details": details}
+
+
+def _prepare() -> dict[str, Any]:
+    from memc.probing import hosts
+
+    hosts.ready_deepspeed_adam()
+    return {}
 
 
 def _run(name: str, seconds: float, gpus: int, folder: Path) -> Measured:

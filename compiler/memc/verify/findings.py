@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from memc.units import GIB, format_gib, format_seconds
 from memc.verify.attribution import Attribution, booked_accounts, sentence
 from memc.verify.conditions import Conditions, process_lines
 from memc.verify.lock import Promise
+from memc.verify.operators import abandoned_locks, removing
 from memc.verify.probe import RankReport
 from memc.verify.processes import Finished
 from memc.verify.verdict import RankVerdict, judge_rank, whole_run_seconds
@@ -200,13 +202,15 @@ def _rank_error(report: RankReport, promise: Promise, found: Attribution | None)
 
 
 def _timed_out(finished: Finished, missing: tuple[int, ...], launcher: Path, timeout_seconds: float) -> Diagnostic:
+    locks = abandoned_locks(os.environ)
+    again = f"when it was still making progress, allow more with --timeout {int(timeout_seconds * 2)}"
     waiting = f"no report from {_ranks(missing)}" if missing else "all ranks had reported, but the launcher went on"
     return Diagnostic(
         code="verification-timed-out",
         message=f"not finished after {format_seconds(timeout_seconds)}, so all its processes were ended; {waiting}",
         where=Location(file=str(launcher)),
         context=_last_lines(finished),
-        hint=f"when it was still making progress, allow more with --timeout {int(timeout_seconds * 2)}",
+        hint=f"{removing(locks)}; {again}" if locks else again,
     )
 
 

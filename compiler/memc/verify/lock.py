@@ -94,6 +94,11 @@ class Promise:
         return self.required_bytes - self.peak_reserved_bytes
 
     @property
+    def engine(self) -> str:
+        """What runs the processes; empty when the settings do not say."""
+        return str(self.settings.get("engine", ""))
+
+    @property
     def nodes(self) -> int:
         """Machines that the plan was made for."""
         nodes = self.settings.get("nodes", 1)

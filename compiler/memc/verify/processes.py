@@ -20,6 +20,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from memc.verify.operators import locks_held_by, release
+
 TAIL_LINES = 40
 GRACE_SECONDS = 3.0
 POLL_SECONDS = 0.05
@@ -57,7 +59,7 @@ def run_launcher(
     """Runs `command`, hands each line it prints to `on_line`, and returns how it ended.
 
     However this function is left (end, time limit, Ctrl-C, SIGTERM, SIGHUP, an error in `on_line`), no process that
-    the launcher started is alive afterwards.
+    the launcher started is alive afterwards, and none of them leaves an operator locked that it was compiling.
 
     Args:
         command: Program and arguments.
@@ -88,7 +90,7 @@ def run_launcher(
             exit_code = _wait(process, output, start + timeout_seconds)
             before_ending = output.tail
         finally:
-            _end_all(process, mark)
+            _end_all(process, mark, environment)
         output.finish()
     tail = before_ending if exit_code is None else output.tail
     return Finished(exit_code=exit_code, seconds=time.monotonic() - start, tail=tail)
@@ -138,8 +140,9 @@ def _wait(process: subprocess.Popen[str], output: _Output, deadline: float) -> i
     return exit_code
 
 
-def _end_all(process: subprocess.Popen[str], mark: str) -> None:
+def _end_all(process: subprocess.Popen[str], mark: str, environment: Mapping[str, str]) -> None:
     """Asks everything to end, waits a little, and kills what is left. A second Ctrl-C cuts the wait short."""
+    locks = locks_held_by(_marked(mark), environment)
     with contextlib.suppress(KeyboardInterrupt, SystemExit):
         _signal_all(process, mark, signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -148,10 +151,12 @@ def _end_all(process: subprocess.Popen[str], mark: str) -> None:
     # A process that was being started while the list was read is found the next time round. One that hangs in a
     # driver call dies when that call returns; waiting for it has an end too.
     deadline = time.monotonic() + GRACE_SECONDS
+    locks |= locks_held_by(_marked(mark), environment)
     while _signal_all(process, mark, signal.SIGKILL) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE_SECONDS)
+    release(locks, environment)
 
 
 def _signal_all(process: subprocess.Popen[str], mark: str, number: signal.Signals) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from memc.config import Engine
 from memc.errors import Diagnostic, ExitCode, MemcError, usage_error
 from memc.verify.attribution import Attribution, ReadSnapshot
 from memc.verify.conditions import Conditions, busy_card, conditions_here
@@ -18,6 +19,7 @@ from memc.verify.devices import visible_gpus
 from memc.verify.findings import memory_findings, no_gpu, run_findings, time_findings, too_few_gpus
 from memc.verify.lock import Promise, append_measurement, read_lock, require_unedited
 from memc.verify.nodes import ranks_here
+from memc.verify.operators import abandoned_locks, removing
 from memc.verify.probe import RankReport, read_reports
 from memc.verify.processes import Finished, run_launcher
 from memc.verify.synthetic import model_folder
@@ -105,6 +107,8 @@ def verify(
     if settings.device == "auto":
         _require_gpus(promise, folder, conditions)
         settings = replace(settings, device="cuda")
+    if promise.engine == Engine.DEEPSPEED and (locks := abandoned_locks(os.environ)):
+        on_line(f"memc: where the run needs it, it would wait for ever; {removing(locks)}")
     with tempfile.TemporaryDirectory(dir=folder.resolve(), prefix=".memc-verify-") as scratch:
         ran = _Probe(folder, promise, settings, ranks, Path(scratch), on_line).run()
     findings = ran.findings
