@@ -16,9 +16,11 @@ from memc.ledger.peaks import Peaks, Sum, peaks_of
 from memc.ledger.places import places, unit_of
 from memc.ledger.products import AUTOCAST_LEFT, Weight, empty_cache
 from memc.ledger.program import parse_program
+from memc.units import ceil_div
 
 _FLASH_WIDEST_HEAD = 256
 _MASK_ALIGNMENT = 16
+_PIECE, _MOST_PIECES = "piece_size", 4
 _ACTIVATIONS = ("silu", "swish", "relu", "relu2", "quick_gelu", "gelu_new", "gelu_fast", "gelu", "gelu_pytorch_tanh")
 
 
@@ -78,6 +80,7 @@ class Situation:
         source_needs_grad: Whether backward goes on in a stack of images whose features it puts into the stream.
         source_item: Bytes of one element of those features.
         given_item: Bytes of one element of another stack's output that it attends to; 0 for the type of the stream.
+        pieces: Pieces that it mixes its sequence in, one after another; 4 stands for more. 0 where it does not.
     """
 
     input_needs_grad: bool = True
@@ -94,6 +97,7 @@ class Situation:
     source_needs_grad: bool = False
     source_item: int = 0
     given_item: int = 0
+    pieces: int = 0
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,14 @@ def situation(
         aligned=mode.length % _MASK_ALIGNMENT == 0,
         single=batch == 1 and (mode.attention is Attention.EAGER or block.attention.mixed_heads),
         windowed=window is not None and mode.length >= window,
+        pieces=_pieces(block, mode.length),
     )
+
+
+def _pieces(block: Block, length: int) -> int:
+    """Returns how many pieces a layer mixes a sequence in, or that there are more than it matters."""
+    size = dict(block.sizes).get(_PIECE)
+    return 0 if size is None else min(ceil_div(length, size), _MOST_PIECES)
 
 
 def layer_run(block: Block, mode: LayerMode, around: Situation) -> LayerRun:
@@ -425,6 +436,7 @@ def _mode_names(mode: LayerMode, around: Situation) -> dict[str, Any]:
         "mask_unit": around.mask_unit,
         "aligned": around.aligned,
         "single": around.single,
+        "pieces": around.pieces,
     }
 
 

@@ -147,6 +147,30 @@ def pooled(machine: Machine, x: Tensor, count: int) -> Tensor:
 
 
 @operation
+def shuffled_pixels(machine: Machine, x: Tensor, count: int) -> Tensor:
+    """Returns squares of `count` patches as rows, by two permutations, each of which is copied, in backward too.
+
+    Source: transformers modeling_llama4.py pixel_shuffle; derivatives.yaml view (a reshape of a permuted gradient).
+    """
+    kind, _, positions = x.unit.partition("*")
+    unit, width, item, last = x.unit, x.width, x.item, x.last
+    rows = f"{kind}*{int(positions) // count}"
+
+    def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
+        first = machine.new(rows, width * count, item, "gradient of shuffled pixels")
+        out = machine.new(unit, width, item, "gradient of shuffled pixels", last=last)
+        machine.release(first)
+        return [out]
+
+    node = machine.track([x], [], backward)
+    first = machine.new(unit, width, x.item, "shuffled pixels")
+    out = machine.new(rows, width * count, x.item, "shuffled pixels", last=width * count)
+    machine.produce(node, out)
+    machine.release(first)
+    return out
+
+
+@operation
 def thirds(machine: Machine, x: Tensor) -> tuple[Tensor, ...]:
     """Returns three views of `x` that lie beside each other in each row, by a permutation and `unbind`.
 

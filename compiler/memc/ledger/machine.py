@@ -13,17 +13,19 @@ from typing import Any, TypeAlias
 from memc.ledger.program import Expression, Function, ProgramError, Statement
 
 LAST = 1 << 60
+_PIECES = 3
 ACTIVATIONS, GRADIENTS, CASTS, WORKSPACE = "activations", "gradients", "casts", "workspace"
 
 
 class Storage:
     """One allocation: `size` bytes times the value of `unit`, a product of shape variables such as ``B*T``."""
 
-    __slots__ = ("account", "index", "name", "references", "size", "unit")
+    __slots__ = ("account", "index", "more", "name", "references", "size", "unit")
 
     def __init__(self, index: int, unit: Any, size: int, name: str, account: str) -> None:
         self.index, self.unit, self.size, self.name, self.account = index, unit, size, name, account
         self.references = 1
+        self.more: Storage | None = None  # what stands for storages like this one, and goes with it
 
 
 class Tensor:
@@ -139,6 +141,7 @@ class Machine:
         self._sequence = 0
         self.frees_early = False
         self._running: Node | None = None
+        self._kept: list[Storage] | None = None
 
     def new(self, unit: Any, width: int, item: int, name: str, *, last: int = 0, account: str = ACTIVATIONS) -> Tensor:
         """Returns a freshly allocated tensor of `width` elements of `item` bytes per `unit`."""
@@ -197,6 +200,8 @@ class Machine:
         storage.references -= 1
         if not storage.references:
             self.tape.append(~storage.index)
+            if storage.more is not None:
+                self._release_storage(storage.more)
 
     def _set_node(self, tensor: Tensor, node: Node | None) -> None:
         before, tensor.node = tensor.node, node
@@ -262,6 +267,8 @@ class Machine:
             if tensor is not None and self.saving:
                 tensor.storage.references += 1
                 node.saved.append(tensor.storage)
+                if self._kept is not None:
+                    self._kept.append(tensor.storage)
 
     def produce(self, node: Node | None, *outputs: Tensor) -> None:
         """Makes tensors the outputs of a node."""
@@ -303,6 +310,9 @@ class Machine:
                 result = self._run(chosen, frame)
                 if result is not None:
                     return result
+            elif kind == "each":
+                assert statement.value is not None
+                self._run_each(statement.body, self._evaluate(statement.value, frame), frame)
             elif kind == "del":
                 self.release(*(frame.pop(name) for name in statement.targets))
             else:
@@ -312,6 +322,29 @@ class Machine:
                     return (value,)
                 self._assign(statement.targets, value, frame)
         return None
+
+    def _run_each(self, body: tuple[Statement, ...], size: int, frame: dict[str, Any]) -> None:
+        """Runs statements for the first piece of a sequence, the next and the last.
+
+        What the nodes of the one in the middle keep is there once more for every piece that is not run. Forward is at
+        its largest in the last piece, and backward in the two that it begins with, so nothing else is left out.
+        """
+        first, runs = len(self.storages), min(self.names["pieces"], _PIECES)
+        for _ in range(runs - 1):
+            self._kept = []
+            self._run(body, frame)
+        at, kept, self._kept = len(self.tape), self._kept or [], None
+        self._run(body, frame)
+        if self.names["pieces"] <= _PIECES:
+            return
+        for storage in kept:
+            if storage.index < first or storage.more is not None:
+                continue
+            unit = f"{storage.unit}*T/{size}-{_PIECES}"
+            storage.more = Storage(len(self.storages), unit, storage.size, storage.name, storage.account)
+            self.storages.append(storage.more)
+            self.tape.insert(at, storage.more.index)
+            self.last_save += 1 if self.last_save > at else 0
 
     def _assign(self, targets: tuple[str, ...], value: Any, frame: dict[str, Any]) -> None:
         if not targets:

@@ -99,10 +99,12 @@ def last(machine: Machine, x: Tensor) -> int:
     return x.last
 
 
-def _parts(a: Tensor, b: Tensor) -> Tensor:
+def widest(a: Tensor, b: Tensor) -> Tensor:
     """Returns the operand that gives a broadcast result its shape."""
     if a.unit == b.unit:
         return a if a.width >= b.width else b
+    if "/" in str(a.unit) + str(b.unit):  # one element for each piece of what the other has rows of
+        return b if "/" in str(a.unit) else a
     return a if len(str(a.unit)) >= len(str(b.unit)) else b
 
 
@@ -121,7 +123,7 @@ def add(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
 
     edges = [a.node, b.node]
     node = machine.track([a, b], [], backward)
-    out = machine.like(_parts(a, b), "sum", item=max(a.item, b.item))
+    out = machine.like(widest(a, b), "sum", item=max(a.item, b.item))
     machine.produce(node, out)
     return out
 
@@ -144,7 +146,7 @@ def multiply(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
         return [p and fitted(machine, p, *shape) for p, shape in zip(products, shapes, strict=True)]
 
     node = machine.track([a, b], [a if edges[1] else None, b if edges[0] else None], backward)
-    out = machine.like(_parts(a, b), "product", item=max(a.item, b.item))
+    out = machine.like(widest(a, b), "product", item=max(a.item, b.item))
     if a.unit == b.unit and a.width == b.width:
         out.transposed, out.head_major = a.transposed, a.head_major
     machine.produce(node, out)
@@ -172,7 +174,7 @@ def divide(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
         return [r and fitted(machine, r, *shape) for r, shape in zip(results, shapes, strict=True)]
 
     node = machine.track([a, b], [a if edges[1] else None, b], backward)
-    out = machine.like(_parts(a, b), "quotient", item=max(a.item, b.item))
+    out = machine.like(widest(a, b), "quotient", item=max(a.item, b.item))
     machine.produce(node, out)
     return out
 

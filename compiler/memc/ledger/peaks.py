@@ -35,9 +35,9 @@ class Shapes:
     def of(self, unit: Any) -> int:
         """Returns the value of a unit.
 
-        A product of variables and numbers, of which ``T~128`` is rounded up to a multiple of 128 and ``T-1`` is one
-        less; or a tuple: ``tile`` is the rows up to a limit, ``tiles`` those of two tiles, ``rows`` the buffer of a
-        reduction over rows.
+        A product of variables and numbers, of which ``T~128`` is rounded up to a multiple of 128, ``T-1`` is one less,
+        and ``T/64-3`` is how many pieces of 64 there are, less 3; or a tuple: ``tile`` is the rows up to a limit,
+        ``tiles`` those of two tiles, ``rows`` the buffer of a reduction over rows.
         """
         known = self._known.get(unit)
         if known is None:
@@ -55,6 +55,11 @@ class Shapes:
             return row_sum_bytes(self.of(unit[1]) * unit[2], unit[3])
         value = 1
         for factor in unit.split("*"):
+            name, _, size = factor.partition("/")
+            if size:
+                pieces, _, less = size.partition("-")
+                value *= ceil_div(self.variables[name], int(pieces)) - int(less or 0)
+                continue
             name, _, multiple = factor.partition("~")
             if name.endswith("-1"):
                 value *= self.variables[name[:-2]] - 1

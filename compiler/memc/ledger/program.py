@@ -28,13 +28,13 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One line: an assignment (or an expression whose value is dropped), a `return`, an `if` or a `del`.
+    """One line: an assignment (or an expression whose value is dropped), a `return`, an `if`, a `for each` or a `del`.
 
     Attributes:
-        kind: ``set``, ``return``, ``if`` or ``del``.
+        kind: ``set``, ``return``, ``if``, ``each`` or ``del``.
         targets: Names that are given the value, or deleted.
-        value: What is computed; the condition of an `if`; None for a `del`.
-        body: Statements of an `if`.
+        value: What is computed; the condition of an `if`; positions of a piece in a `for each`; None for a `del`.
+        body: Statements of an `if` or a `for each`.
         otherwise: Statements of its `else`.
     """
 
@@ -101,6 +101,8 @@ def _statement(words: list[str], rest: list[tuple[int, str]], indent: int, numbe
         condition = _whole(words[1:-1], number)
         body = _block(rest, indent + _INDENT)
         return Statement("if", (), condition, body, _otherwise(rest, indent))
+    if words[:2] == ["for", "each"]:
+        return Statement("each", (), _whole(words[2:-1], number), _block(rest, indent + _INDENT))
     if words[0] == "return":
         return Statement("return", (), _tuple(words[1:], number))
     if words[0] == "del":

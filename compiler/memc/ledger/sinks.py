@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memc.ledger.machine import Gradients, Machine, Tensor
-from memc.ledger.operations import OPERATIONS, cast, fitted, operation
+from memc.ledger.operations import OPERATIONS, cast, fitted, operation, widest
 
 _INDEX = 8
 
@@ -86,11 +86,11 @@ def largest_of_row(machine: Machine, x: Tensor) -> Tensor:
 
 @operation
 def less(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
-    """Returns a - b, with b the same along each row: its gradient is negated, then summed.
+    """Returns a - b in the wider type, one the same along rows of the other; the gradient of b is negated, then summed.
 
     Source: derivatives.yaml sub.
     """
-    b_shape = (b.unit, b.width, b.item)
+    a_shape, b_shape = (a.unit, a.width, a.item), (b.unit, b.width, b.item)
     edges = [a.node is not None, b.node is not None]
 
     def backward(machine: Machine, gradients: Gradients) -> list[Tensor | None]:
@@ -99,10 +99,10 @@ def less(machine: Machine, a: Tensor, b: Tensor) -> Tensor:
         negated = None
         if edges[1]:
             negated = fitted(machine, machine.like(gradient, "negated gradient"), *b_shape)
-        return [machine.keep(gradient) if edges[0] else None, negated]
+        return [fitted(machine, machine.keep(gradient), *a_shape) if edges[0] else None, negated]
 
     node = machine.track([a, b], [], backward)
-    out = machine.like(a, "difference")
+    out = machine.like(widest(a, b), "difference", item=max(a.item, b.item))
     machine.produce(node, out)
     return out
 
