@@ -19,7 +19,8 @@ from memc.facts import load_gpu, load_model
 from memc.facts.measured import SWITCH, read_measured
 from memc.ledger import Estimator, ledger_facts
 from memc.units import GIB, MIB
-from memc.verify.lock import append_measurement, read_lock
+from memc.verify.lock import read_lock
+from memc.verify.measurements import append_measurement
 from planmaker import make_config
 
 SPEC = """\

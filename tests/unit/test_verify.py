@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -440,3 +441,53 @@ def test_the_document_is_json_with_verdict_ranks_and_diagnostics(tmp_path: Path)
     assert document["ranks"][0]["headroom_bytes"] == int(-1.5 * GIB)
     assert document["diagnostics"][0]["code"] == "measured-peak-over-budget"
     assert document["diagnostics"][0]["hint"]
+
+
+def verify_command(folder: Path, *options: str, limit_bytes: int = -1) -> subprocess.CompletedProcess[str]:
+    """Runs `memc verify` in a process of its own, which may write no file beyond a size."""
+
+    def limited() -> None:
+        if limit_bytes >= 0:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    command = [sys.executable, "-m", "memc", "verify", str(folder), "--device", "cuda", "--no-resume", *options]
+    return subprocess.run(command, preexec_fn=limited, capture_output=True, text=True, check=False)
+
+
+def test_a_folder_without_room_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "out", rank_report())
+    before = (folder / "memc.lock").read_bytes()
+    done = verify_command(folder, limit_bytes=1000)
+    assert done.returncode == ExitCode.USAGE
+    assert f"error[verify-folder]: nothing can be written below {folder}: File too large" in done.stderr
+    assert "started from" not in done.stderr
+    assert_untouched(folder, before)
+
+
+def test_snapshots_that_cannot_be_kept_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "out", rank_report())
+    (tmp_path / "file").touch()
+    done = verify_command(folder, "--snapshot", str(tmp_path / "file" / "below"))
+    assert done.returncode == ExitCode.USAGE
+    assert f"nothing can be written below {tmp_path / 'file' / 'below'}: Not a directory" in done.stderr
+    assert "started from" not in done.stderr
+
+
+def test_a_measurement_that_cannot_be_kept_is_shown_and_said_to_be_lost(tmp_path: Path) -> None:
+    """The disk is full by the time the run ends: here, no file of the process that verifies may grow any more."""
+    fills = "import resource; resource.prlimit($PPID, resource.RLIMIT_FSIZE, (100, 100))"
+    launcher = RUN + f'cp "$here"/reports/*.json "$probe"/; python3 -c "{fills}"\n'
+    folder = write_folder(tmp_path / "out", rank_report(), launcher=launcher)
+    before = (folder / "memc.lock").read_bytes()
+    done = verify_command(folder)
+    assert done.returncode == ExitCode.VERIFICATION_FAILED
+    assert done.stdout.startswith("fits: 16.00 GiB of 20.00 GiB")
+    assert "error[measurement-not-kept]: the run went to its end, but memc.lock could not be written" in done.stdout
+    assert_untouched(folder, before)
+
+
+def test_a_file_in_the_place_of_the_folder_says_so(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").touch()
+    finding = refused(tmp_path / "spec.yaml").diagnostics[0]
+    assert finding.code == "lock-missing"
+    assert "is a file, and no folder" in finding.message

@@ -17,7 +17,8 @@ from memc.errors import ExitCode, MemcError
 from memc.verify import Settings, Verification, text_lines, verify
 from memc.verify.cards import cards_here, is_wsl
 from memc.verify.conditions import Conditions, notes
-from memc.verify.lock import joined_measurement, read_lock
+from memc.verify.lock import read_lock
+from memc.verify.measurements import joined_measurement
 from memc.verify.nodes import ranks_here
 from verify_folder import GIB, RUN, cpu_report, entry, rank_report, read_lock_document, write_folder, write_lock
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from memc import driver
 from memc.certify.room import Room
 from memc.driver import LOCK_NAME, Answer
 from memc.plan import Infeasible, Plan
-from memc.spec import load_spec
+from memc.spec import LoadedSpec, load_spec
 from memc.units import format_gib
 from memc.verify import Verification
+from memc.verify.findings import unwritable
 from memc.verify.lock import Promise, read_lock, require_unedited
 
 MOST_ATTEMPTS = 6
@@ -97,26 +99,46 @@ def climb(folder: Path, run: Verify, on_step: Callable[[str], None]) -> Climb:
     answer = driver.answer_of(loaded, folder=folder)
     if isinstance(answer.result, Infeasible):
         return Climb(outcome=run(folder), attempts=(), stopped="the spec has no plan any more: memc explain says why")
-    outcome, place, plan = run(folder), folder, answer.result
+    above = folder.resolve().parent
+    with contextlib.ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(dir=above, prefix=".memc-escalate-"))
+        except OSError as error:
+            raise unwritable(above, error) from error
+        return _climb(folder, promise, loaded, answer, Path(scratch), run, on_step)
+
+
+def _climb(
+    folder: Path,
+    promise: Promise,
+    loaded: LoadedSpec,
+    answer: Answer,
+    scratch: Path,
+    run: Verify,
+    on_step: Callable[[str], None],
+) -> Climb:
+    """Returns how a climb ended whose plans are written below `scratch`, the one that passes into `folder`."""
+    plan = answer.result
+    assert isinstance(plan, Plan)
+    outcome, place = run(folder), folder
     attempts = [_attempt(plan, promise, outcome)]
     room_bytes = 0 if answer.room is None else answer.room.bytes
-    with tempfile.TemporaryDirectory(dir=folder.resolve().parent, prefix=".memc-escalate-") as scratch:
-        while outcome.over_memory and len(attempts) < MOST_ATTEMPTS:
-            room = _room(attempts[-1], promise, loaded.spec.digest(), room_bytes, answer)
-            answer, room_bytes = driver.answer_of(loaded, folder=folder, room=room), room.bytes
-            if isinstance(answer.result, Infeasible):
-                return _stopped(outcome, attempts, answer.result)
-            plan, place = answer.result, Path(scratch) / f"plan{len(attempts)}"
-            files = driver.generate(answer, folder, driver.compile_command(loaded.path, folder))
-            driver.write({place: files})
-            promise = read_lock(place)
-            on_step(f"escalating: {room.reason}; now {_named(plan)}, {format_gib(promise.required_bytes)} promised")
-            outcome = run(place)
-            attempts.append(_attempt(plan, promise, outcome))
-        if place != folder and outcome.passed:
-            files[LOCK_NAME] = (place / LOCK_NAME).read_text(encoding="utf-8")
-            driver.write({folder: files}, keep=[loaded.path])
-            return Climb(outcome=outcome, attempts=tuple(attempts), written=True)
+    while outcome.over_memory and len(attempts) < MOST_ATTEMPTS:
+        room = _room(attempts[-1], promise, loaded.spec.digest(), room_bytes, answer)
+        answer, room_bytes = driver.answer_of(loaded, folder=folder, room=room), room.bytes
+        if isinstance(answer.result, Infeasible):
+            return _stopped(outcome, attempts, answer.result)
+        plan, place = answer.result, scratch / f"plan{len(attempts)}"
+        files = driver.generate(answer, folder, driver.compile_command(loaded.path, folder))
+        driver.write({place: files})
+        promise = read_lock(place)
+        on_step(f"escalating: {room.reason}; now {_named(plan)}, {format_gib(promise.required_bytes)} promised")
+        outcome = run(place)
+        attempts.append(_attempt(plan, promise, outcome))
+    if place != folder and outcome.passed:
+        files[LOCK_NAME] = (place / LOCK_NAME).read_text(encoding="utf-8")
+        driver.write({folder: files}, keep=[loaded.path])
+        return Climb(outcome=outcome, attempts=tuple(attempts), written=True)
     stopped = f"{len(attempts)} plans were measured, and none fits" if outcome.over_memory else ""
     return Climb(outcome=outcome, attempts=tuple(attempts), stopped=stopped)
 

@@ -12,7 +12,7 @@ from memc.solver.cuts import Cut, next_cuts
 from memc.units import format_gib, format_seconds
 from memc.verify.attribution import overshooting
 from memc.verify.lock import read_lock
-from memc.verify.verdict import RankVerdict, Verification
+from memc.verify.verification import RankVerdict, Verification
 
 _SHOWN = 3
 

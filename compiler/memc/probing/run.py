@@ -200,7 +200,7 @@ def _stopped(errors: str) -> MemcError:
     lines = tuple(line for line in errors.splitlines() if line.strip())[-6:]
     finding = Diagnostic(
         code="probe-stopped",
-        message="the process that measures ended before anything was measured",
+        message="the process that measures ended, or was not ready in time, before anything was measured",
         context=lines,
         hint="run python -c 'import torch; torch.cuda.init()' in the same environment to see why",
     )

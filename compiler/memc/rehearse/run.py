@@ -19,12 +19,15 @@ from memc.rehearse.build import Phantom, phantom
 from memc.rehearse.shortfall import named
 from memc.rehearse.toolchain import find_toolchain
 from memc.verify.attribution import Attribution, ReadSnapshot
-from memc.verify.findings import memory_findings, rank_findings
-from memc.verify.lock import Promise, append_measurement, read_lock, require_unedited
+from memc.verify.findings import rank_findings
+from memc.verify.lock import Promise, read_lock, require_unedited
+from memc.verify.measurements import keep
 from memc.verify.probe import RankReport, read_reports
 from memc.verify.processes import Finished, run_launcher
+from memc.verify.shortages import memory_findings
 from memc.verify.synthetic import model_folder
-from memc.verify.verdict import Verification, judge
+from memc.verify.verdict import judge
+from memc.verify.verification import Verification
 
 LAUNCHER = "launch.sh"
 GRADE = "rehearsed"
@@ -128,7 +131,7 @@ def rehearse(
         attributions={rank: found for ran in played for rank, found in ran.attributions.items()},
     )
     if sound and gpu is None and memory_bytes is None:
-        append_measurement(promise, outcome.measurement())
+        outcome = keep(promise, outcome)
     return Rehearsal(verification=outcome, unmodelled=unmodelled)
 
 

@@ -1,9 +1,10 @@
 """Runs the emitted script through its own launcher, reads what every rank measured, and compares it with the ledger."""
 
 from memc.verify.attribution import Attribution
-from memc.verify.run import DEVICES, Settings, verify
+from memc.verify.run import DEVICES, verify
+from memc.verify.starts import Settings
 from memc.verify.text import text_lines
-from memc.verify.verdict import PhaseComparison, RankVerdict, Verification
+from memc.verify.verification import PhaseComparison, RankVerdict, Verification
 
 __all__ = [
     "DEVICES",

@@ -1,4 +1,4 @@
-"""What can be wrong with a probe run, each as one diagnostic: the run itself first, then its memory."""
+"""What can be wrong with a probe run, each as one diagnostic."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from memc.errors import Diagnostic, Location
+from memc.errors import Diagnostic, Location, MemcError, usage_error
 from memc.units import GIB, format_gib, format_seconds
-from memc.verify.attribution import Attribution, booked_accounts, sentence
-from memc.verify.conditions import Conditions, process_lines
+from memc.verify.attribution import Attribution, sentence
 from memc.verify.lock import Promise
 from memc.verify.operators import abandoned_locks, removing
 from memc.verify.probe import RankReport
 from memc.verify.processes import Finished
-from memc.verify.verdict import RankVerdict, judge_rank, whole_run_seconds
+from memc.verify.shortages import largest_account, lower_target
 
 OUT_OF_MEMORY = "out-of-memory"
 CONTEXT_LINES = 6
@@ -87,75 +86,6 @@ def rank_findings(
     return ()
 
 
-def memory_findings(
-    reports: tuple[RankReport, ...], promise: Promise, conditions: Conditions | None = None
-) -> tuple[Diagnostic, ...]:
-    """Returns one diagnostic when the measured need of any rank is above the budget, for the worst of them.
-
-    Where it would not be without what others held on the card before the run, they are named instead.
-    """
-    verdicts = [judge_rank(report, promise, conditions) for report in reports]
-    over = [verdict for verdict in verdicts if verdict.headroom_bytes is not None and verdict.headroom_bytes < 0]
-    if not over:
-        return ()
-    worst = max(over, key=lambda verdict: (verdict.required_bytes or 0) - verdict.others_bytes)
-    required = worst.required_bytes or 0
-    if conditions is not None and required - worst.others_bytes <= promise.budget_bytes:
-        card = conditions.card_of(next(report for report in reports if report.rank == worst.rank))
-        return (_shared_card(worst, promise, () if card is None else process_lines(card)),)
-    message = (
-        f"rank {worst.rank} needs {format_gib(required)} ({format_gib(worst.peak_reserved_bytes or 0)} reserved, "
-        f"{format_gib(worst.outside_allocator_bytes or 0)} outside the allocator), "
-        f"{format_gib(required - promise.budget_bytes)} above the budget of {format_gib(promise.budget_bytes)}; "
-        f"it peaks in {worst.peak_phase}. {_largest_account(worst.peak_phase, promise)}"
-    )
-    return (
-        Diagnostic(
-            code="measured-peak-over-budget",
-            message=message,
-            where=Location(file=str(promise.path), field="budget.gpu_bytes"),
-            context=tuple(
-                f"{phase.phase:<10} {format_gib(phase.allocated_bytes):>10} allocated, "
-                f"ledger {format_gib(phase.ledger_bytes) if phase.ledger_bytes is not None else 'has no such phase'}"
-                for phase in worst.phases
-            ),
-            hint=_lower_target(required, promise),
-        ),
-    )
-
-
-def _shared_card(worst: RankVerdict, promise: Promise, processes: tuple[str, ...]) -> Diagnostic:
-    required = worst.required_bytes or 0
-    return Diagnostic(
-        code="card-shared",
-        message=f"rank {worst.rank} needs {format_gib(required - worst.others_bytes)} itself, within the budget of "
-        f"{format_gib(promise.budget_bytes)}; with the {format_gib(worst.others_bytes)} that others held on the card "
-        f"before the run it is {format_gib(required)}",
-        where=Location(file=str(promise.path), field="budget.gpu_bytes"),
-        context=processes,
-        hint="end what else uses the card and verify again; where it stays, set memory.target to what it leaves",
-    )
-
-
-def time_findings(step_seconds: float | None, promise: Promise) -> tuple[Diagnostic, ...]:
-    """Returns one diagnostic when the whole run, at the measured pace, takes longer than the spec allows."""
-    total = whole_run_seconds(step_seconds, promise)
-    if total is None or step_seconds is None or promise.budget_seconds is None or total <= promise.budget_seconds:
-        return ()
-    clock = f", the clock said {format_seconds(promise.step_seconds)}" if promise.step_seconds else ""
-    return (
-        Diagnostic(
-            code="measured-time-over-budget",
-            message=f"a step takes {format_seconds(step_seconds)}{clock}: {promise.total_steps} of them make the run "
-            f"{format_seconds(total)}, {format_seconds(total - promise.budget_seconds)} above the budget of "
-            f"{format_seconds(promise.budget_seconds)}",
-            where=Location(file=str(promise.path), field="budget.seconds"),
-            hint="raise time.budget, train on less data or for fewer epochs, or take a faster card: "
-            "memc hardware lists them",
-        ),
-    )
-
-
 def no_gpu(reason: str, folder: Path) -> Diagnostic:
     """Returns the diagnostic for a machine without a GPU."""
     return Diagnostic(
@@ -172,6 +102,27 @@ def too_few_gpus(count: int, needed: int, folder: Path) -> Diagnostic:
         message=f"the plan runs on {needed} GPUs of one node; this machine offers {count}",
         where=Location(file=str(folder)),
         hint=f"run it on a machine with {needed} GPUs, or set hardware.count to {count} in the spec and compile again",
+    )
+
+
+def unwritable(folder: Path, error: OSError) -> MemcError:
+    """Returns the refusal of a run for which nothing can be written below `folder`, exit 2."""
+    return usage_error(
+        "verify-folder",
+        f"nothing can be written below {folder}: {error.strerror or error}",
+        where=Location(file=str(folder)),
+        hint="reports and a checkpoint lie there for a while, and the measurement stays in the lock: make room or "
+        "allow writing, or copy the folder with its spec to another place",
+    )
+
+
+def not_kept(promise: Promise, error: OSError) -> Diagnostic:
+    """Returns the diagnostic for a measurement that could not be written into the lock."""
+    return Diagnostic(
+        code="measurement-not-kept",
+        message=f"the run went to its end, but {promise.path.name} could not be written: {error.strerror or error}",
+        where=Location(file=str(promise.path)),
+        hint="make room or allow writing, and verify again; the lock is as it was",
     )
 
 
@@ -195,9 +146,9 @@ def _rank_error(report: RankReport, promise: Promise, found: Attribution | None)
         code="out-of-memory",
         message=f"rank {report.rank} of {report.world_size} ran out of memory in {phase}, with {format_gib(seen)}"
         f"{capacity} in use; the plan promised {format_gib(promise.required_bytes)}. "
-        + (_largest_account(error.phase, promise) if found is None else sentence(found, promise, error.phase)),
+        + (largest_account(error.phase, promise) if found is None else sentence(found, promise, error.phase)),
         context=context,
-        hint=_lower_target(max(seen, report.capacity_bytes or 0), promise),
+        hint=lower_target(max(seen, report.capacity_bytes or 0), promise),
     )
 
 
@@ -284,28 +235,3 @@ def _ranks(numbers: tuple[int, ...]) -> str:
 
 def _last_lines(finished: Finished) -> tuple[str, ...]:
     return tuple(line for line in finished.tail if line.strip())[-CONTEXT_LINES:]
-
-
-def _largest_account(probed_phase: str, promise: Promise) -> str:
-    """Returns a sentence that names the account which the ledger books largest where the run peaked.
-
-    A probed phase spans several moments of the ledger; the fullest of them is meant. Without a phase, of all.
-    """
-    bill = booked_accounts(promise, probed_phase)
-    if not bill:
-        return "The ledger books nothing there."
-    account = max(bill, key=lambda name: bill[name])
-    return f"The largest account there is {account}: the ledger books {format_gib(bill[account])} for it."
-
-
-def _lower_target(measured_bytes: int, promise: Promise) -> str:
-    """Returns the edit of the spec that makes a plan leave room for what the ledger missed."""
-    missed = max(measured_bytes - promise.required_bytes, measured_bytes - promise.budget_bytes)
-    target = promise.budget_bytes - missed
-    if target < LOWEST_TARGET_BYTES:
-        return "close other programs that use this GPU (nvidia-smi lists them), then verify again"
-    shown = int(target / GIB * 10) / 10
-    return (
-        f"close other programs on this GPU (nvidia-smi lists them) and verify again, or set memory.target to "
-        f"{shown}GiB in the spec and compile again: that leaves room for the {format_gib(missed)} the ledger missed"
-    )

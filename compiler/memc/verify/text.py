@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memc.units import format_gib, format_seconds
 from memc.verify.accounts import AccountComparison
 from memc.verify.attribution import Attribution
-from memc.verify.verdict import PhaseComparison, RankVerdict, Verification
+from memc.verify.verification import PhaseComparison, RankVerdict, Verification
 
 _STOPPED = ("out-of-memory", "rank-failed", "launcher-failed", "verification-timed-out", "rank-report-missing")
 """Findings of a run that did not come to its end: what it held by then says nothing of what it needs."""
