@@ -158,6 +158,15 @@ def test_slices_errors_and_a_computing_card_are_noted_and_kept(tmp_path: Path, m
     assert UUID not in json.dumps(kept), "the lock names no card"
 
 
+def test_what_the_environment_says_to_torch_is_noted_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    folder = write_folder(tmp_path / "out", rank_report())
+    lines = text_lines(run(folder))
+    assert any("memory or time may differ for it: CUBLAS_WORKSPACE_CONFIG=:4096:8" in line for line in lines)
+    (kept,) = read_lock_document(folder)["measurements"]
+    assert kept["conditions"]["variables"] == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
 def test_a_card_of_another_size_or_name_is_noted(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "out", rank_report(capacity_bytes=10 * GIB, peak_gib=8.0))
     document = read_lock_document(folder) | {"hardware": {"name": "NVIDIA A100", "capacity_bytes": 39 * GIB}}

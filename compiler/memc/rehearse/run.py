@@ -19,6 +19,7 @@ from memc.rehearse.build import Phantom, phantom
 from memc.rehearse.shortfall import named
 from memc.rehearse.toolchain import find_toolchain
 from memc.verify.attribution import Attribution, ReadSnapshot
+from memc.verify.conditions import Conditions, variables_here
 from memc.verify.findings import rank_findings
 from memc.verify.lock import Promise, read_lock, require_unedited
 from memc.verify.measurements import keep
@@ -128,6 +129,7 @@ def rehearse(
         diagnostics=findings,
         log_tail=played[-1].finished.tail,
         grade=GRADE,
+        conditions=Conditions(variables=variables_here()),
         attributions={rank: found for ran in played for rank, found in ran.attributions.items()},
     )
     if sound and gpu is None and memory_bytes is None:

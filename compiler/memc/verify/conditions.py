@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,20 @@ BUSY_SHARE = 0.1
 OTHERS_LEAST_BYTES = 64 * MIB
 CAPACITY_SHARE = 0.01
 _SHOWN_PROCESSES = 4
+VARIABLES = (
+    "CUBLAS_WORKSPACE_CONFIG",
+    "CUBLASLT_WORKSPACE_SIZE",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "NCCL_BUFFSIZE",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+)
+"""What the environment may say to torch, CUDA and NCCL that moves memory or time, and that no plan knows.
+
+Source: torch 2.13.0, torch/backends/cuda, torch/nn/parallel/distributed.py, torch/utils/collect_env.py and the names in
+libc10_cuda and libtorch_cuda.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,14 +40,17 @@ class Conditions:
     Attributes:
         cards: Those that the run uses, as far as nvidia-smi tells; empty on a CPU.
         wsl: Whether Linux runs under Windows.
+        variables: Of `VARIABLES` those that are set, with their values.
     """
 
     cards: tuple[Card, ...] = ()
     wsl: bool = False
+    variables: tuple[tuple[str, str], ...] = ()
 
     def document(self) -> dict[str, Any]:
         """Returns what the lock keeps."""
-        return {"cards": [card.condition() for card in self.cards], "wsl": self.wsl}
+        cards = [card.condition() for card in self.cards]
+        return {"cards": cards, "variables": dict(self.variables), "wsl": self.wsl}
 
     def card_of(self, report: RankReport) -> Card | None:
         """Returns the card that a rank ran on; None when it cannot be told, as on a slice."""
@@ -48,7 +66,12 @@ class Conditions:
 
 def conditions_here(count: int) -> Conditions:
     """Returns the conditions for a run on the first `count` cards that are visible."""
-    return Conditions(cards=cards_here()[:count], wsl=is_wsl())
+    return Conditions(cards=cards_here()[:count], wsl=is_wsl(), variables=variables_here())
+
+
+def variables_here() -> tuple[tuple[str, str], ...]:
+    """Returns what this environment says that bears on memory or time."""
+    return tuple((name, os.environ[name]) for name in VARIABLES if os.environ.get(name))
 
 
 def busy_card(promise: Promise, conditions: Conditions) -> Diagnostic | None:
@@ -93,6 +116,9 @@ def _of_cards(conditions: Conditions) -> Iterator[str]:
             yield f"GPU {card.index} is cut into slices (MIG): a rank sees one of them"
         if card.uncorrected_errors:
             yield f"GPU {card.index} counts {card.uncorrected_errors} uncorrected memory errors (nvidia-smi -q -d ECC)"
+    if conditions.variables:
+        said = ", ".join(f"{name}={value}" for name, value in conditions.variables)
+        yield f"the environment sets what no plan knows, and memory or time may differ for it: {said}"
     if conditions.wsl:
         yield "Linux runs under Windows (WSL), whose desktop uses the card too, and the driver lists no processes"
 
