@@ -166,6 +166,7 @@ def make_model() -> ModelFacts:
         logit_softcap=None,
         max_position_embeddings=8192,
         checkpoint_bytes_per_param=2,
+        checkpoint_dtype="bfloat16",
         gated_hub=False,
         source="config.json of the model",
         checked="2026-01-01",

@@ -247,6 +247,7 @@ def _fsdp(sharding: Sharding, offload: Offload, software: Software) -> FsdpConfi
     return FsdpConfig(
         version=sharding.fsdp,
         offload=offload,
+        loads_by_layer=False,  # from_pretrained as it is puts a 4-bit base whole on every GPU
         mixed_units=software.mixed_units,
         reduce_fp32=software.reduce_fp32,
         reduce_each_micro_batch=software.reduces_each_micro_batch,

@@ -328,6 +328,16 @@ class TrainingConfig:
         return self.world_size // self.context_parallel
 
     @property
+    def quantizes_layer_by_layer(self) -> bool:
+        """Whether a 4-bit base is quantised layer by layer as FSDP cuts it, and never lies whole on a GPU."""
+        return (
+            self.method is Method.QLORA
+            and self.fsdp is not None
+            and self.fsdp.version == 2
+            and self.fsdp.loads_by_layer
+        )
+
+    @property
     def shard_ranks(self) -> int:
         """Ranks that one copy of what is sharded is spread over (ZeRO 1 to 3, FSDP); 1 when nothing is sharded."""
         if self.fsdp is not None:

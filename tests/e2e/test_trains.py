@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from folder import launch, render_folder
 from loader import Loader
 from memc.config import Engine, Method, TrainingConfig
-from planmaker import make_config
+from planmaker import make_config, make_lora
 from runs import write_rows
 from specmaker import compile_folder
 
@@ -47,6 +49,8 @@ SPREADS = {
     "fsdp": spread(Engine.FSDP),
 }
 
+FOUR_BIT: dict[str, Any] = {"method": Method.QLORA, "lora": make_lora(rank=8)}
+
 
 def losses_of(config: TrainingConfig, out: Path, small: Path) -> list[float]:
     """Returns the losses of five steps on rows of unequal length."""
@@ -66,6 +70,38 @@ def test_one_process_and_two_have_the_same_losses(tmp_path: Path, small: Path) -
     assert len(alone) == 5
     for name, config in SPREADS.items():
         assert losses_of(config, tmp_path / name, small) == pytest.approx(alone, rel=0.02), name
+
+
+MOVES_ON_THE_CPU = """
+import importlib, itertools
+fully_shard = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
+def move(params, buffers, device):
+    assert all(p.shape[1] > 1 for p in params if isinstance(p, Params4bit)), "quantised before it is moved"
+    for tensor in itertools.chain(params, buffers):
+        tensor.data = tensor.to(device)
+fully_shard._move_states_to_device = move
+
+"""
+
+
+def test_a_base_that_is_quantised_as_it_is_cut_trains_like_any_other(tmp_path: Path, small: Path) -> None:
+    """A 4-bit base whose weights stay pages of the checkpoint until FSDP moves their layer, on two processes.
+
+    FSDP moves nothing on a CPU; here it does what it does for a GPU, and so bitsandbytes quantises layer by layer. The
+    losses are those of the same base quantised while it was read, on two processes and on one.
+    """
+    alone = losses_of(replace(spread(Engine.SINGLE), **FOUR_BIT), tmp_path / "single", small)
+    at_once = losses_of(replace(spread(Engine.FSDP), **FOUR_BIT), tmp_path / "fsdp", small)
+    script = tmp_path / "fsdp" / "train.py"
+    text = script.read_text(encoding="utf-8")
+    condition, place = "part_of_a_file and not args.use_cpu", "\nHERE = "
+    assert (text.count(condition), text.count(place)) == (1, 1)
+    text = text.replace(condition, "part_of_a_file").replace(place, MOVES_ON_THE_CPU + place)
+    script.write_text(text, encoding="utf-8")
+    outcome = launch(tmp_path / "fsdp", tmp_path)
+    assert outcome.status == 0, outcome.text[-4000:]
+    assert outcome.losses == pytest.approx(at_once, abs=1e-4)
+    assert outcome.losses == pytest.approx(alone, rel=0.02)
 
 
 def test_probe_of_random_weights_measures_every_phase(tmp_path: Path, small: Path) -> None:

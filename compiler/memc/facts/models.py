@@ -173,6 +173,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
     head_bias = bool(names.switch(head["bias"]))
     head_weight = 0 if tied else names.size(head["weight"])
     tail = program_text(described.main.architecture.get("tail", ""), "tail")
+    dtype = _checkpoint_dtype({**described.main.config, **config})
     return ModelFacts(
         key=key,
         model_type=model_type,
@@ -187,7 +188,8 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         head_bias=head_bias,
         logit_softcap=described.main.names.switch(described.main.architecture["head"].get("logit_softcap")),
         max_position_embeddings=described.main.names.sizes.get("max_positions"),
-        checkpoint_bytes_per_param=_checkpoint_bytes({**described.main.config, **config}),
+        checkpoint_bytes_per_param=_BYTES_PER_PARAM.get(dtype, _BYTES_PER_PARAM[_UNSTATED_DTYPE]),
+        checkpoint_dtype=dtype,
         gated_hub=None,
         source=source,
         checked=checked,
@@ -267,10 +269,10 @@ def _hub_id(key: str) -> str:
     return key.replace("--", "/", 1)
 
 
-def _checkpoint_bytes(config: Mapping[str, Any]) -> int:
-    """Returns bytes per element of the published weights; float32 when the config names no type."""
+def _checkpoint_dtype(config: Mapping[str, Any]) -> str:
+    """Returns the type of the published weights; float32 when the config names none."""
     dtype = config.get("dtype") or config.get("torch_dtype") or _UNSTATED_DTYPE
-    return _BYTES_PER_PARAM.get(str(dtype).removeprefix("torch."), _BYTES_PER_PARAM[_UNSTATED_DTYPE])
+    return str(dtype).removeprefix("torch.")
 
 
 def _refuse_quantized(config: Mapping[str, Any], file: str) -> None:

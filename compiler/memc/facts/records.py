@@ -411,6 +411,7 @@ class ModelFacts:
         logit_softcap: Cap on the output logits; None without one.
         max_position_embeddings: Longest sequence the config allows; None when unbounded.
         checkpoint_bytes_per_param: Bytes per element of the published weights (2 for bf16).
+        checkpoint_dtype: Type of the published weights as torch names it (``bfloat16``).
         gated_hub: Whether the hub asks for an accepted licence; None when unknown.
         source: Where the config comes from.
         checked: ISO date of the check.
@@ -446,6 +447,7 @@ class ModelFacts:
     logit_softcap: float | None
     max_position_embeddings: int | None
     checkpoint_bytes_per_param: int
+    checkpoint_dtype: str
     gated_hub: bool | None
     source: str
     checked: str

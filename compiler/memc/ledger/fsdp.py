@@ -31,7 +31,7 @@ def fsdp_parameter_entries(
     assert config.fsdp is not None
     types, ranks, stored = dtypes(config), config.shard_ranks, stored_bytes(config)
     moves = config.fsdp.offload is not Offload.NONE
-    entries = _base_shards(config, counts, facts, ranks, moves)
+    entries = _base_shards(model, config, counts, facts)
     share = ceil_div(counts.adapters, ranks)
     entries.append(
         gpu_entry(
@@ -58,15 +58,14 @@ def fsdp_parameter_entries(
     return entries
 
 
-def _base_shards(
-    config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts, ranks: int, moves: bool
-) -> list[Entry]:
+def _base_shards(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> list[Entry]:
     """Returns the shards of the base model.
 
-    A 4-bit base is cut in its storage type; its quantisation constants stay whole on every GPU, and so does the whole
-    base until it is cut: it cannot be loaded on rank 0 alone.
+    A 4-bit base is cut in its storage type; its quantisation constants stay whole on every GPU. It cannot be loaded on
+    rank 0 alone: every rank quantises all of it, layer by layer as it cuts it, or whole before that.
     """
-    types = dtypes(config)
+    assert config.fsdp is not None
+    types, ranks, moves = dtypes(config), config.shard_ranks, config.fsdp.offload is not Offload.NONE
     if config.method is not Method.QLORA:
         size = stored_bytes(config) if config.lora is None else types.weight
         share = ceil_div(counts.total, ranks)
@@ -76,9 +75,20 @@ def _base_shards(
     codes = ceil_div(counts.quantized, 2)
     constants = quantized_bytes(config, counts, facts)[0] - codes
     rest = counts.total - counts.quantized
-    after = ALWAYS - {Moment.LOAD}
+    by_layer = config.quantizes_layer_by_layer
+    after = ALWAYS if by_layer else AFTER_LOAD
     source = "bitsandbytes nn/modules.py Params4bit; " + _ACCELERATE
+    whole = codes + constants + types.weight * rest
+    before = gpu_entry(
+        "base-weights-before-sharding",
+        Account.PARAMETERS,
+        whole,
+        frozenset({Moment.LOAD}),
+        f"{codes} + {constants} B of the 4-bit base + {types.weight} B x {rest} elements, whole on every GPU",
+        source,
+    )
     return [
+        _being_quantized(model, config, facts) if by_layer else before,
         gpu_entry(
             "base-weight-shards-4bit",
             Account.PARAMETERS,
@@ -103,15 +113,36 @@ def _base_shards(
             f"{types.weight} B x {rest} elements of embedding, head, norms, biases / {ranks} ranks",
             _ACCELERATE,
         ),
-        gpu_entry(
-            "base-weights-before-sharding",
-            Account.PARAMETERS,
-            codes + constants + types.weight * rest,
-            frozenset({Moment.LOAD}),
-            f"{codes} + {constants} B of the 4-bit base + {types.weight} B x {rest} elements, whole on every GPU",
-            source,
-        ),
     ]
+
+
+def _being_quantized(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> Entry:
+    """Returns what lies whole on the GPU beside the shards while a 4-bit base is cut layer by layer.
+
+    Of a layer its codes, and in 16 bits with its block maxima in fp32 the linear that is quantised. Then embedding,
+    head and what else there is: accelerate names the weights of embedding and head until all is cut. By that time
+    these two have shards of their own, which no layer finds.
+    """
+    parts, size, ranks = units(model, config), dtypes(config).weight, config.shard_ranks
+    largest = max(linear.weight_params for group in model.groups for linear in group.block.linears)
+    outside = parts.embedding + parts.tail + parts.root
+    quantizing = parts.layer + size * largest + 4 * ceil_div(largest, facts.nf4_block_params)
+    of_a_layer = quantizing - outside // ranks
+    text = (
+        f"{parts.embedding} + {parts.tail} + {parts.root} B of embedding, head and the rest, whole while they are cut"
+    )
+    if of_a_layer > outside:
+        text = (
+            f"{parts.layer} B of a layer + {size} B x {largest} elements of its largest linear, less shards yet to be"
+        )
+    return gpu_entry(
+        "unit-being-sharded",
+        Account.WORKSPACE,
+        max(outside, of_a_layer),
+        frozenset({Moment.LOAD}),
+        text,
+        f"{_ACCELERATE} (input_weight, output_weight); bitsandbytes nn/modules.py Params4bit.to",
+    )
 
 
 def fsdp_state_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.config import Method, Offload, TrainingConfig
+from memc.config import Method, Offload, Precision, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
@@ -14,6 +14,8 @@ from memc.ledger.states import ParamCounts, quantized_bytes
 from memc.units import ceil_div
 
 _OFFLOAD = "torch distributed/fsdp/_fully_shard/_fsdp_param.py CPUOffloadPolicy"
+_READ = "transformers modeling_utils.py from_pretrained under FSDP"
+_TYPES = {Precision.BF16: "bfloat16", Precision.BF16_PURE: "bfloat16", Precision.FP16: "float16"}
 _SAVE = "accelerate utils/fsdp_utils.py save_fsdp_model, save_fsdp_optimizer"
 
 
@@ -32,31 +34,51 @@ def fsdp_host_entries(
             f"{ranks} ranks x {facts.process_host_bytes} B resident before anything is loaded",
             "specs/libraries/process.yaml",
         ),
-        _load(model, config, counts),
+        _load_quantized(model, config, counts, facts) if config.method is Method.QLORA else _load(config, counts),
     ]
     if config.fsdp.offload is Offload.CPU:
         entries += _offloaded(config, counts)
     return [*entries, *_checkpoints(config, counts, facts)]
 
 
-def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> Entry:
+def _load(config: TrainingConfig, counts: ParamCounts) -> Entry:
     """Returns host memory while weights are loaded: rank 0 of the node reads them, the others hold none.
 
     Source: transformers integrations/fsdp.py and modeling_utils.py: with FSDP_CPU_RAM_EFFICIENT_LOADING only the first
-        process of a node loads. A 4-bit base is quantised on every GPU, tensor by tensor.
+        process of a node loads.
     """
     assert config.fsdp is not None
     size = stored_bytes(config) if config.lora is None else dtypes(config).weight
-    if config.method is Method.QLORA:
-        largest = largest_tensor(model)
-        ranks = config.gpus_per_node
-        total, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
-    else:
-        readers = 1 if config.fsdp.efficient_loading else config.gpus_per_node
-        total = readers * size * counts.total
-        text = f"{readers} ranks x {size} B x {counts.total} elements"
-    source = "transformers modeling_utils.py from_pretrained under FSDP"
-    return host_entry("checkpoint-in-memory", Account.PARAMETERS, total, frozenset({Moment.LOAD}), text, source)
+    readers = 1 if config.fsdp.efficient_loading else config.gpus_per_node
+    text = f"{readers} ranks x {size} B x {counts.total} elements"
+    total = readers * size * counts.total
+    return host_entry("checkpoint-in-memory", Account.PARAMETERS, total, frozenset({Moment.LOAD}), text, _READ)
+
+
+def _load_quantized(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, facts: LedgerFacts) -> Entry:
+    """Returns what ranks hold in host memory until FSDP has cut a base that becomes 4-bit.
+
+    What is quantised as its layer is cut are pages of the checkpoint until then, which all ranks share and the system
+    takes back. If the checkpoint has another type, these weights are copies, which wait in 4 bits. What stays in 16
+    bits may be a copy too: transformers merges experts, for instance. Adapters are made beside their layers.
+
+    Source: templates/train quantized_layer_by_layer; transformers core_model_loading.py _materialize_copy, whose copy
+        of what a file holds is a view of the file where device and type are the same.
+    """
+    largest, ranks = largest_tensor(model), config.gpus_per_node
+    each, text = 2 * largest, f"2 B x {largest} elements of the largest tensor"
+    if config.quantizes_layer_by_layer:
+        size, rest, stored = dtypes(config).weight, counts.total - counts.quantized, stored_bytes(config)
+        each += size * rest + stored * counts.adapters
+        text += f" + {size} B x {rest} elements that stay unquantised + {stored} B x {counts.adapters} of adapters"
+        if model.checkpoint_dtype != _TYPES.get(config.precision, "float32"):
+            packed = quantized_bytes(config, counts, facts)[0]
+            each += packed
+            text += f" + {packed} B of 4-bit copies of {model.checkpoint_dtype} weights"
+    name = "checkpoint-in-memory"
+    return host_entry(
+        name, Account.PARAMETERS, ranks * each, frozenset({Moment.LOAD}), f"{ranks} ranks x ({text})", _READ
+    )
 
 
 def _offloaded(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:

@@ -67,12 +67,14 @@ def workspace_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
         )
     if config.method is Method.QLORA:
         largest = max(linear.weight_params for group in model.groups for linear in group.block.linears)
+        apart = config.quantizes_layer_by_layer  # what is being quantised stands beside the layer that is cut
         entries.append(
             gpu_entry(
                 "dequantized-weight",
                 Account.WORKSPACE,
                 2 * largest,
-                frozenset({Moment.EVALUATE, Moment.LOAD}),  # that of a step is part of its layers
+                # That of a step is part of its layers.
+                frozenset({Moment.EVALUATE}) if apart else frozenset({Moment.EVALUATE, Moment.LOAD}),
                 f"2 B x {largest} elements of the largest 4-bit linear",
                 "bitsandbytes autograd MatMul4Bit",
             )

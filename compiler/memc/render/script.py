@@ -133,6 +133,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         "context_parallel": config.context_parallel > 1,
         "zero3": config.zero_stage == 3,
         "host_memory": config.checkpoint_offload
+        or (config.fsdp is not None and config.method is Method.QLORA)
         or (config.offload_optimizer, config.offload_param) != (Offload.NONE, Offload.NONE),
         "HOST_MEMORY_BYTES": plan.ledger.host.required_bytes,
         "SHARD_RANKS": config.shard_ranks,
