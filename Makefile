@@ -123,9 +123,9 @@ cuda-torch: $(FULL)  ## put the CUDA build of torch into build/cuda (1.3 GB), wh
 rehearse: $(FULL)  ## every GPU folder of examples/ on cards that do not exist: first, middle and last rank; ARGS=<folders>
 	$(BIN)/python scripts/rehearse.py $(ARGS)
 
-rehearsal-test: $(FULL)  ## whole rehearsals, and cards that are too small; skipped where torch's CUDA build cannot be had
+rehearsal-test: $(FULL)  ## whole rehearsals, verify on cards that do not exist, cards that are too small; skipped where torch's CUDA build cannot be had
 	$(BIN)/python scripts/cuda_torch.py || true
-	$(PYTEST) tests/targets/test_rehearsal.py
+	$(PYTEST) tests/targets/test_rehearsal.py tests/targets/test_verify_phantom.py
 
 clean:  ## remove everything that make made
 	rm -rf $(VENV) build dist memc.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
