@@ -29,6 +29,8 @@ with open(os.environ["STARTS"], "a") as starts:
 if "EDIT" in os.environ and str(folder) != os.environ["EDIT"]:
     with open(os.environ["EDIT"] + "/train.py", "a") as script:
         script.write("# a change by hand\\n")
+if "CRASH" in os.environ and str(folder) != os.environ["CRASH"]:
+    sys.exit("a library broke")
 if "HANG" in os.environ and str(folder) != os.environ["HANG"]:
     print("hangs", flush=True)
     time.sleep(600)

@@ -148,6 +148,21 @@ def test_an_edit_by_hand_is_never_overwritten(
     assert len((tmp_path / "starts").read_text().splitlines()) == starts, "nothing was started"
 
 
+def test_a_plan_that_fails_for_another_reason_ends_the_climb(
+    out: Path, memc: Callable[..., Ended], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MISSED_BYTES", str(6 * GIB))
+    monkeypatch.setenv("CRASH", str(out.resolve()))
+    before = files_of(out)
+    done = memc(*VERIFY, "--escalate")
+    assert done.code == ExitCode.VERIFICATION_FAILED
+    assert "a library broke" in done.out
+    first, second = (line for line in done.out.splitlines() if line.startswith("tried: "))
+    assert first.endswith(", does not fit")
+    assert second.endswith("not measured, failed")
+    assert files_of(out) == before
+
+
 def test_an_end_in_the_middle_of_a_climb_leaves_nothing(
     out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ def _climb_lines(folder: Path, climbed: Climb | None) -> list[str]:
             if attempt.measured_bytes is None
             else f"{attempt.grade} {format_gib(attempt.measured_bytes)}"
         )
-        verdict = "fits" if attempt.fits else "does not fit"
+        verdict = "fits" if attempt.fits else "does not fit" if attempt.over_memory else "failed"
         names = ", ".join(attempt.techniques) or "as asked"
         promised = format_gib(attempt.promised_bytes)
         lines.append(f"tried: rung {attempt.rung}, {names}: promised {promised}, {measured}, {verdict}")

@@ -36,6 +36,7 @@ class Attempt:
         measured_bytes: What the worst rank needed, or had when it ran out.
         fits: Whether it passed.
         grade: ``measured`` on a card, ``rehearsed`` on one that does not exist.
+        over_memory: Whether want of memory is all that kept it from passing.
     """
 
     techniques: tuple[str, ...]
@@ -44,6 +45,7 @@ class Attempt:
     measured_bytes: int | None
     fits: bool
     grade: str
+    over_memory: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class Climb:
                 "measured_bytes": one.measured_bytes,
                 "fits": one.fits,
                 "grade": one.grade,
+                "over_memory": one.over_memory,
             }
             for one in self.attempts
         ]
@@ -151,6 +154,7 @@ def _attempt(plan: Plan, promise: Promise, outcome: Verification) -> Attempt:
         measured_bytes=_measured(outcome),
         fits=outcome.passed,
         grade=outcome.grade,
+        over_memory=outcome.over_memory,
     )
 
 
