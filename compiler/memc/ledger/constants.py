@@ -85,6 +85,7 @@ class LedgerFacts:
         adam8bit_block_params: Elements that share one quantisation constant of 8-bit states.
         adam8bit_min_params: Smaller tensors keep 32-bit states.
         process_host_bytes: Resident memory of one training process before it loads anything.
+        norm_buffer_params: Elements of a gradient that ZeRO-3 turns to fp64 at once for its norm.
         capacity_bytes: Memory of the card as torch sees it; 0 when unknown.
         stack: What the libraries of the run do where versions and kernels differ.
     """
@@ -102,6 +103,7 @@ class LedgerFacts:
     adam8bit_block_params: int
     adam8bit_min_params: int
     process_host_bytes: int
+    norm_buffer_params: int
     capacity_bytes: int = 0
     stack: Stack = MEMC_STACK
     context_source: str = _CONTEXT_SOURCE
@@ -142,6 +144,7 @@ def ledger_facts(gpu: GpuFacts) -> LedgerFacts:
         adam8bit_block_params=_number("bitsandbytes.adam8bit_block_elements"),
         adam8bit_min_params=_number("bitsandbytes.adam8bit_minimum_elements"),
         process_host_bytes=_number("process.resident_bytes"),
+        norm_buffer_params=_number("deepspeed.norm_buffer_elements"),
         capacity_bytes=gpu.capacity_bytes or 0,
     )
 

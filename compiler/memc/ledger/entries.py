@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from memc.ledger.holes import HOLES, Pieces, embedding_hole_bytes, pieces_of, step_hole_bytes
+
 ALLOCATOR = "allocator-"
 """Names of entries begin with it for what torch's allocator holds beyond what is allocated, at their moments."""
 
@@ -198,9 +200,21 @@ class Ledger:
         return {Resource.GPU: self.gpu, Resource.HOST: self.host, Resource.NVME: self.nvme}[resource]
 
 
+BACKWARD_END = (Moment.BACKWARD_LAST_LAYER, Moment.BACKWARD_EMBEDDING)
+PASS = (Moment.FORWARD, Moment.LOSS, Moment.BACKWARD_FIRST_LAYER, *BACKWARD_END)
+"""The moments of forward and backward, and those at the end of backward."""
+
+
 def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLedger:
-    """Returns the ledger of one resource, with sums by moment filled in. Entries of 0 bytes are dropped."""
+    """Returns the ledger of one resource, with sums by moment filled in. Entries of 0 bytes are dropped.
+
+    What the step's pieces leave unused depends on all of them, and is added here.
+    """
     own = tuple(entry for entry in entries if entry.resource is resource and entry.bytes)
+    own = tuple(entry for entry in own if not entry.name.startswith(ALLOCATOR + HOLES))
+    pieces = pieces_of([(entry.name, entry.bytes) for entry in own])
+    if pieces is not None:
+        own = (*own, *_holes(own, pieces))
     order = list(Account)
     own = tuple(sorted(own, key=lambda entry: order.index(entry.account)))
     by_moment = dict.fromkeys(Moment, 0)
@@ -221,6 +235,39 @@ def resource_ledger(resource: Resource, entries: Iterable[Entry]) -> ResourceLed
         reserved_above_allocated_bytes=max(held.values()) - max(by_moment.values()),
         outside_allocator_bytes=sum(entry.bytes for entry in own if not entry.in_allocator and not entry.is_cached),
     )
+
+
+def _holes(entries: tuple[Entry, ...], pieces: Pieces) -> Iterable[Entry]:
+    """Returns the entries for what pieces leave unused; nothing where that is 0 bytes."""
+    held = dict.fromkeys((*PASS, Moment.STEP), 0)
+    for entry in entries:
+        if entry.in_allocator or entry.is_cached:
+            for moment in held:
+                held[moment] += entry.bytes if moment in entry.moments else 0
+    embedding = embedding_hole_bytes(
+        max(size for moment, size in held.items() if moment in PASS[:-1]), held[Moment.BACKWARD_EMBEDDING], pieces
+    )
+    held[Moment.BACKWARD_EMBEDDING] += embedding
+    most, late = (max(held[moment] for moment in moments) for moments in (PASS, BACKWARD_END))
+    step = step_hole_bytes(most, late, held[Moment.STEP], pieces)
+    rows = (
+        (f"{HOLES}-at-embedding", embedding, Moment.BACKWARD_EMBEDDING, f"{pieces.embedding} B of its gradient"),
+        (f"{HOLES}-at-step", step, Moment.STEP, f"{pieces.flat} B of flat gradients"),
+    )
+    return [
+        Entry(
+            name=ALLOCATOR + name,
+            account=Account.ACTIVATIONS,
+            resource=Resource.GPU,
+            bytes=size,
+            moments=frozenset({moment}),
+            formula=f"{size} B that the pass held, in parts of no use for {what} in one piece",
+            source="torch CUDACachingAllocator.cpp; DeepSpeed stage_1_and_2.py and stage3.py step",
+            in_allocator=False,
+        )
+        for name, size, moment, what in rows
+        if size
+    ]
 
 
 def allocated_by_account(bill: ResourceLedger, phase: Phase) -> dict[Account, int]:

@@ -20,7 +20,7 @@ from memc.ledger.host import host_entries
 from memc.ledger.image_shapes import idle_params
 from memc.ledger.loss import book_layer_blocks, loss_entries
 from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
-from memc.ledger.parts import Part
+from memc.ledger.parts import Part, held_bytes
 from memc.ledger.reentrant import held_input_entries
 from memc.ledger.reference import reference_entries, reference_load_entries
 from memc.ledger.states import ParamCounts, count_params, parameter_entries, state_entries
@@ -270,7 +270,7 @@ class Estimator:
 
 def total(parts: tuple[Part, ...]) -> Price:
     """Returns the totals of a bill that is made of `parts`."""
-    reserved = max(map(sum, zip(*(part.gpu for part in parts), strict=True)))
+    reserved = held_bytes(parts)
     return Price(
         gpu_required_bytes=reserved + sum(part.gpu_outside for part in parts),
         gpu_reserved_bytes=reserved,

@@ -316,15 +316,18 @@ def _gradients(config: TrainingConfig, counts: ParamCounts, parts: Units) -> lis
 def _reduction_stream(config: TrainingConfig, counts: ParamCounts, parts: Units) -> list[Entry]:
     """Returns what the reduction's stream holds while no gradient is in it: its memory serves that stream alone.
 
-    Gradients in the shards' type, and the last reduction's output before it was turned into that.
+    Gradients in the shards' type, and the last reduction's output before it was turned into that. Where micro-batches
+    add up, the shards stay, and a new one comes beside them before it is added.
     """
     fsdp, size, stored = config.fsdp, dtypes(config).compute, stored_bytes(config)
     assert fsdp is not None
-    keeps = config.gradient_accumulation_steps > 1 and fsdp.reduce_each_micro_batch
-    if fsdp.version != 2 or fsdp.offload is not Offload.NONE or keeps:
+    if fsdp.version != 2 or fsdp.offload is not Offload.NONE:
         return []
     largest = max(parts.layer_gradient, parts.tail, parts.embedding) if config.lora is None else parts.layer_gradient
-    shards = stored * ceil_div(gradient_elements(config, counts), config.shard_ranks)
+    new = gradient_elements(config, counts)
+    if config.gradient_accumulation_steps > 1 and fsdp.reduce_each_micro_batch:
+        new = largest // size
+    shards = stored * ceil_div(new, config.shard_ranks)
     output = ceil_div(largest, config.shard_ranks) if stored != size else 0
     return [
         cached_entry(
@@ -332,7 +335,8 @@ def _reduction_stream(config: TrainingConfig, counts: ParamCounts, parts: Units)
             Account.GRADIENTS,
             shards + output,
             frozenset({Moment.FORWARD, Moment.LOSS}) | _FIRST,
-            f"{shards} B of gradient shards + {output} B of the largest output of a reduction",
+            f"{shards} B of {'gradient shards' if new > largest // size else 'the largest shard before it is added'} + "
+            f"{output} B of the largest output of a reduction",
             "torch distributed/fsdp/_fully_shard/_fsdp_collectives.py foreach_reduce; CUDACachingAllocator.cpp",
         )
     ]
@@ -352,16 +356,18 @@ def fsdp_head_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFa
         return []
     parts, tokens, vocab = units(model, config), config.micro_batch_tokens, model.vocab_size
     tail, largest = parts.tail, max(parts.tail, parts.embedding)
+    casts = config.lora is None and stored_bytes(config) != dtypes(config).compute
+    left = largest + (ceil_div(largest, config.shard_ranks) if casts else 0)
     if model.tied:
-        return [_gather_stream(largest, frozenset({Moment.LOSS})), _gather_stream(largest, BACKWARD | {Moment.STEP})]
+        return [_gather_stream(left, frozenset({Moment.LOSS})), _gather_stream(left, BACKWARD | {Moment.STEP})]
     held = 12 * vocab * tokens
     if config.loss is LossHead.CHUNKED:
         rows, columns = min(tokens, facts.loss_tile_tokens), min(vocab, facts.loss_tile_vocab)
         held = 6 * model.hidden_size * tokens + 2 * rows * columns
     held += tail if config.lora is None else 0
     return [
-        _gather_stream(largest - max(0, tail - held), frozenset({Moment.LOSS})),
-        _gather_stream(largest, BACKWARD | {Moment.STEP}),
+        _gather_stream(left - max(0, tail - held), frozenset({Moment.LOSS})),
+        _gather_stream(left, BACKWARD | {Moment.STEP}),
         gpu_entry(
             "head-all-gather-buffer",
             Account.WORKSPACE,
@@ -380,8 +386,9 @@ def _gather_stream(size_bytes: int, moments: frozenset[Moment]) -> Entry:
         Account.WORKSPACE,
         size_bytes,
         moments,
-        f"{size_bytes} B of the largest all-gather buffer outside the layers, whose memory serves its stream alone",
-        f"{_GROUP} get_all_gather_streams; torch CUDACachingAllocator.cpp",
+        f"{size_bytes} B of the largest all-gather buffer outside the layers and of this rank's part in its type: "
+        "memory that serves its stream alone",
+        f"{_GROUP} get_all_gather_streams, _fsdp_collectives.py foreach_all_gather; torch CUDACachingAllocator.cpp",
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from memc.ledger.entries import ALLOCATOR, Account, Entry, Moment, Resource
+from memc.ledger.entries import ALLOCATOR, BACKWARD_END, PASS, Account, Entry, Moment, Resource
+from memc.ledger.holes import embedding_hole_bytes, pieces_of, step_hole_bytes
 
 MOMENTS = tuple(Moment)
 ALWAYS = frozenset(MOMENTS)
@@ -31,9 +32,10 @@ class Part:
         nvme: Bytes on the node's drive at each of `MOMENTS`.
         gpu_outside: Bytes the card must have beyond those.
         off_gpu: Whether anything of it lies on the host or on a drive.
+        pieces: What of it the step allocates in one piece each; None when nothing.
     """
 
-    __slots__ = ("_entries", "_later", "gpu", "gpu_outside", "host", "nvme", "off_gpu")
+    __slots__ = ("_entries", "_later", "gpu", "gpu_outside", "host", "nvme", "off_gpu", "pieces")
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         self._entries: tuple[Entry, ...] | None = tuple([entry for entry in entries if entry.bytes])
@@ -51,6 +53,7 @@ class Part:
         self.gpu, self.host = tuple(sums[Resource.GPU]), tuple(sums[Resource.HOST])
         self.nvme, self.gpu_outside = tuple(sums[Resource.NVME]), outside
         self.off_gpu = any(self.host) or any(self.nvme)
+        self.pieces = pieces_of([(entry.name, entry.bytes) for entry in self._entries])
 
     @classmethod
     def of_sums(cls, gpu: tuple[int, ...], later: Callable[[], Iterable[Entry]]) -> Part:
@@ -71,6 +74,26 @@ class Part:
             assert self._later is not None
             self._entries, self._later = tuple(self._later()), None
         return self._entries
+
+
+_STEP = MOMENTS.index(Moment.STEP)
+_PASS = tuple([MOMENTS.index(moment) for moment in PASS])
+_BACKWARD_END = tuple([MOMENTS.index(moment) for moment in BACKWARD_END])
+
+
+def held_bytes(parts: Sequence[Part]) -> int:
+    """Returns what torch's allocator holds at its largest moment with these parts and the holes that pieces leave.
+
+    Source: `memc.ledger.holes`.
+    """
+    sums = list(map(sum, zip(*[part.gpu for part in parts], strict=True)))
+    for part in parts:
+        if part.pieces is not None:
+            before = max([sums[index] for index in _PASS[:-1]])
+            sums[_PASS[-1]] += embedding_hole_bytes(before, sums[_PASS[-1]], part.pieces)
+            most, late = (max([sums[index] for index in moments]) for moments in (_PASS, _BACKWARD_END))
+            sums[_STEP] += step_hole_bytes(most, late, sums[_STEP], part.pieces)
+    return max(sums)
 
 
 def gpu_entry(

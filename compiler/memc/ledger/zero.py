@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from memc.config import Offload, TrainingConfig, ZeroConfig
+from memc.config import LossHead, Offload, TrainingConfig, ZeroConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import Dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.holes import CUT, EMBEDDING, PART, SUB_GROUP, TIGHT, WHOLE
 from memc.ledger.partitions import Holdings, holdings, largest_sub_group, trained_matrices
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, cached_entry, gpu_entry
 from memc.ledger.states import ParamCounts
+from memc.ledger.zero_norms import norm_entries
 from memc.units import ceil_div
 
 _ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
@@ -49,10 +51,10 @@ def zero_entries(
             gpu_entry("adam-moments", Account.OPTIMIZER_STATES, 2 * moment * share, AFTER_LOAD, moments, _ZERO),
         ]
     if zero.stage == 3:
-        entries += _stage_3(model, config, counts, types, share, text)
+        entries += _stage_3(model, config, counts, types, facts, share, text)
     elif zero.stage:
         entries += _flattening(config, counts, types, facts, share)
-        entries += _partitioned_gradients(model, config, counts, types)
+        entries += _partitioned_gradients(model, config, counts, types, facts)
         entries += _flat_copies(config, types, share, text)
     else:
         stays = TRAINING if config.gradient_accumulation_steps > 1 else (_LAST | _EMBEDDING | _STEP)
@@ -104,7 +106,7 @@ def _flattening(
 
 
 def _partitioned_gradients(
-    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes
+    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts
 ) -> list[Entry]:
     """Returns gradients of stages 1 and 2 by moment, and what their reduction's stream keeps in between."""
     zero, size = config.zero, types.gradient
@@ -119,6 +121,7 @@ def _partitioned_gradients(
                 f"{size} B x {counts.largest_tensor} elements of the largest tensor",
                 "DeepSpeed stage_1_and_2.py temp_grad_buffer_for_gpu_offload",
             ),
+            *norm_entries(config, counts, trained_matrices(model, config), size, facts),
             *_each(size, _arriving(counts), "of tensors that are not yet on their way to the host"),
         ]
     matrices = trained_matrices(model, config)
@@ -136,7 +139,7 @@ def _partitioned_gradients(
                 "reduction-stream",
                 Account.GRADIENTS,
                 size * held.own,
-                _AHEAD,
+                _AHEAD | (_STEP if zero.stage == 2 and accumulates else frozenset()),
                 f"{size} B x {held.own} elements of this rank's gradients, whose memory serves their stream alone",
                 "DeepSpeed stage_1_and_2.py reduce_ipg_grads; torch CUDACachingAllocator.cpp",
             )
@@ -154,7 +157,7 @@ def _each(size: int, sizes: list[_Held], what: str = "on the fullest rank") -> l
 
 def _arriving(counts: ParamCounts) -> list[_Held]:
     """Returns elements of gradients that autograd has just made, where they are large."""
-    return [("gradients-first-layer", _FIRST, counts.head), ("gradients-embedding", _EMBEDDING, counts.embedding)]
+    return [("gradients-first-layer", _FIRST, counts.head), (EMBEDDING, _EMBEDDING, counts.embedding)]
 
 
 def _stage_1(held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps: bool) -> list[_Held]:
@@ -166,7 +169,8 @@ def _stage_1(held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps
             ("gradients", _AHEAD, ahead),
             ("gradients-first-layer", _FIRST, max(ahead, head)),
             ("gradients-last-layer", _LAST, every),
-            ("gradients-embedding", _EMBEDDING, every + held.own),
+            ("gradients-embedding", _EMBEDDING, every + held.own - embedding),
+            (EMBEDDING, _EMBEDDING, embedding),
             ("gradients-of-partition", _STEP, held.own),
         ]
     if accumulates:
@@ -174,13 +178,15 @@ def _stage_1(held: Holdings, counts: ParamCounts, *, accumulates: bool, overlaps
             ("gradients", _AHEAD, every),
             ("gradients-first-layer", _FIRST, every + held.last),
             ("gradients-last-layer", _LAST, max(every, held.kept_with_lowest)),
-            ("gradients-embedding", _EMBEDDING, max(every, held.kept_with_lowest) + embedding),
+            ("gradients-embedding", _EMBEDDING, max(every, held.kept_with_lowest)),
+            (EMBEDDING, _EMBEDDING, embedding),
             ("gradients-of-partition", _STEP, held.own),
         ]
     return [
         ("gradients-first-layer", _FIRST, head + held.last),
         ("gradients-last-layer", _LAST, held.kept),
-        ("gradients-embedding", _EMBEDDING, held.kept_with_lowest),
+        ("gradients-embedding", _EMBEDDING, max(0, held.kept_with_lowest - embedding)),
+        (EMBEDDING, _EMBEDDING, min(held.kept_with_lowest, embedding)),
         ("gradients-of-partition", _STEP, held.own),
     ]
 
@@ -192,7 +198,8 @@ def _stage_2(held: Holdings, counts: ParamCounts, *, accumulates: bool) -> list[
         ("gradients", _AHEAD, before),
         ("gradients-first-layer", _FIRST, before + counts.head + held.last),
         ("gradients-last-layer", _LAST, before + held.own),
-        ("gradients-embedding", _EMBEDDING, before + held.own + counts.embedding),
+        ("gradients-embedding", _EMBEDDING, before + held.own),
+        (EMBEDDING, _EMBEDDING, counts.embedding),
         ("gradients-of-partition", _STEP, held.own),
     ]
 
@@ -203,35 +210,47 @@ def _flat_copies(config: TrainingConfig, types: Dtypes, share: int, text: str) -
     assert zero is not None
     if zero.offload_optimizer is not Offload.NONE:
         return []
-    copies, what = _step_copies(zero, types)
+    chunked = config.loss is LossHead.CHUNKED
+    kind = TIGHT if chunked and config.world_size == 2 else PART
+    if zero.stage == 1:
+        kind = CUT if chunked else WHOLE
+    return _step_copies(zero, types, share, kind, text, f"{_STAGE_2} step")
+
+
+def _step_copies(zero: ZeroConfig, types: Dtypes, elements: int, kind: str, text: str, source: str) -> list[Entry]:
+    """Returns the step's gradients: flat, and in the masters' type unless that is its own. Each lies in one piece."""
+    size, wide = types.gradient, zero.master_bytes
+    copies = [
+        ("gradients", size, f"{size} B flat gradient x {text}"),
+        ("gradients-for-masters", 0 if wide == size else wide, f"{wide} B in the masters' type x {text}"),
+    ]
     return [
-        gpu_entry("step-flat-copies", Account.WORKSPACE, copies * share, _STEP, f"{what} x {text}", f"{_STAGE_2} step")
+        gpu_entry(kind + name, Account.WORKSPACE, each * elements, _STEP, formula, source)
+        for name, each, formula in copies
     ]
 
 
-def _step_copies(zero: ZeroConfig, types: Dtypes) -> tuple[int, str]:
-    """Returns bytes per element of the step's gradients: flat, and in the masters' type unless that is its own."""
-    size = types.gradient
-    copies = size if zero.master_bytes == size else size + zero.master_bytes
-    what = f"({size} B flat gradient" + (")" if copies == size else f" + {zero.master_bytes} B in the masters' type)")
-    return copies, what
-
-
 def _stage_3(
-    model: ModelFacts, config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str
+    model: ModelFacts,
+    config: TrainingConfig,
+    counts: ParamCounts,
+    types: Dtypes,
+    facts: LedgerFacts,
+    share: int,
+    text: str,
 ) -> list[Entry]:
-    """Returns gradient shards, initialisation, the step's sub-group, and the window of gathered parameters."""
+    """Returns gradient shards, initialisation, norms, the step's sub-group, and the window of gathered parameters."""
     zero, size = config.zero, types.gradient
     assert zero is not None
     on_gpu = zero.offload_optimizer is Offload.NONE
     matrices = trained_matrices(model, config)
     unit = largest_sub_group(matrices, config.world_size, zero.sub_group_elements) if on_gpu else 0
-    copies, what = _step_copies(zero, types)
-    master, shards = (zero.master_bytes * share, size * share) if on_gpu else (0, 0)
+    shards = size * share if on_gpu else 0
     later = shards + 2 * zero.reduce_bucket_elements
-    converted, whole = zero.master_bytes * unit - later, size * counts.largest_module - later - master
-    window = min(counts.total, max(zero.max_live_elements, counts.largest_module + zero.prefetch_elements))
-    apart = counts.embedding if counts.head and zero.offload_param is Offload.NONE else 0
+    converted = zero.master_bytes * unit - later
+    copied = zero.offload_param is not Offload.NONE
+    largest = max(matrices, default=0)
+    whole = size * (largest + (ceil_div(largest, config.world_size) if copied else 0))
     return [
         gpu_entry("gradient-shards", Account.GRADIENTS, shards, ALWAYS, f"{size} B x {text}", _ZERO),
         gpu_entry(
@@ -239,33 +258,56 @@ def _stage_3(
             Account.WORKSPACE,
             max(0, converted, whole),
             _LOAD,
-            f"the larger of {zero.master_bytes} B x {unit} elements of a sub-group on its way to a master and {size} B "
-            f"x {counts.largest_module} elements of a module before it is cut, less what comes later",
-            f"{_STAGE_3} _create_fp32_partitions; partition_parameters.py zero.Init",
+            f"the larger of {zero.master_bytes} B x {unit} elements of a sub-group on its way to a master, less "
+            f"{later} B that come later, and {whole} B of the largest parameter, whole while its hook is made",
+            f"{_STAGE_3} _create_fp32_partitions, create_reduce_and_remove_grad_hooks",
         ),
-        gpu_entry(
-            "step-sub-group",
-            Account.WORKSPACE,
-            copies * unit,
-            _STEP,
-            f"{what} x {unit} elements of one sub-group",
-            f"{_STAGE_3} step",
-        ),
+        *_step_copies(zero, types, unit, SUB_GROUP, f"{unit} elements of one sub-group", f"{_STAGE_3} step"),
+        *norm_entries(config, counts, matrices, size, facts),
+        *_gathering(model, config, counts),
+    ]
+
+
+def _gathering(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
+    """Returns the window of gathered parameters, and what gathering leaves in the memory of its stream.
+
+    Parameters are gathered ahead until the window is full, each whole: the last of them can stand out. What a module
+    needs is gathered whether the window has room or not: the head comes when the layers fill it. A chunked loss finds a
+    head that it shares with the embedding still there. Parameters that wait on the host are copied to the card shard by
+    shard first.
+    """
+    zero = config.zero
+    assert zero is not None
+    ranks = config.world_size if zero.offload_param is not Offload.NONE else 0
+    window = min(counts.total, max(zero.max_live_elements, counts.largest_module + zero.prefetch_elements))
+    if zero.prefetch_elements:
+        window = min(
+            counts.total, window + max(one.weight_params for group in model.groups for one in group.block.linears)
+        )
+    whole_head = model.head_params
+    if model.tied and config.loss is LossHead.PLAIN:
+        whole_head = model.embedding_params
+    head = min(whole_head, counts.total - window)
+    apart = head + (ceil_div(head, ranks) if ranks else 0)
+    saved = counts.largest_module + (ceil_div(counts.largest_module, ranks) if ranks else 0)
+    return [
         gpu_entry(
             "gathered-parameters",
             Account.WORKSPACE,
             2 * window,
             TRAINING - _STEP | {Moment.EVALUATE},
-            f"2 B x {window} elements: stage3_max_live_parameters, at most the model",
+            f"2 B x {window} elements: stage3_max_live_parameters and one linear, at most the model",
             "DeepSpeed partitioned_param_coordinator.py",
         ),
         cached_entry(
             "gather-stream",
             Account.WORKSPACE,
             2 * apart,
-            frozenset({Moment.LOSS, Moment.EVALUATE}) | _FIRST,
-            f"2 B x {apart} elements that the embedding leaves, cut up by layers before the head is gathered",
-            "DeepSpeed partition_parameters.py; torch CUDACachingAllocator.cpp",
+            TRAINING - _STEP | {Moment.EVALUATE},
+            f"2 B x {apart} elements: the head, gathered beside a full window"
+            + (", and its shard on the way from the host" if ranks else ""),
+            "DeepSpeed partitioned_param_coordinator.py _fetch_sub_module_impl, partition_parameters.py "
+            "_all_gather_sequential; torch CUDACachingAllocator.cpp",
         ),
         cached_entry(
             "gather-stream-in-step",
@@ -278,9 +320,10 @@ def _stage_3(
         gpu_entry(
             "module-being-saved",
             Account.WORKSPACE,
-            2 * counts.largest_module,
+            2 * saved,
             frozenset({Moment.SAVE}),
-            f"2 B x {counts.largest_module} elements of the largest module, whole on its way to the host",
+            f"2 B x {saved} elements of the largest module, whole on its way to the host"
+            + (", and its shard" if ranks else ""),
             "deepspeed engine.py _zero3_consolidated_16bit_state_dict, zero.GatheredParameters",
         ),
     ]

@@ -11,7 +11,7 @@ from memc.ladder import Technique
 from memc.ledger.adapted import adapted_model
 from memc.ledger.entries import Moment
 from memc.ledger.estimate import PARTS, Estimator, Price, total
-from memc.ledger.parts import MOMENTS, Part
+from memc.ledger.parts import MOMENTS, Part, held_bytes
 from memc.plan import Budget
 
 _WHOLE = tuple(kind for kind in PARTS if kind.shape is None)
@@ -237,8 +237,8 @@ class Frame:
 
 
 def _summed(parts: tuple[Part, ...]) -> Totals:
-    """Returns the largest sums over the moments."""
-    gpu = max(map(sum, zip(*[part.gpu for part in parts], strict=True)))
+    """Returns the largest sums over the moments; never more with fewer parts."""
+    gpu = held_bytes(parts)
     elsewhere = [part for part in parts if part.off_gpu]
     host = list(map(sum, zip(*[part.host for part in elsewhere], strict=True)))
     return Totals(
