@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import io
 import json
@@ -70,6 +71,10 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except BrokenPipeError as error:
             raise _ReaderLeftError from error
+
+
+_REFUSALS = frozenset({errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.ENOSPC, errno.EPERM, errno.EROFS})
+"""Errors of a system on whose disk there is no room, or no right to use it."""
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -278,10 +283,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except Exception as error:
         if os.environ.get("MEMC_TRACEBACK"):
             raise
+        refused = _refused(error)
+        if refused is not None:
+            _fail((refused,), ExitCode.USAGE)
         _fail((_unforeseen(error),), ExitCode.INTERNAL)
     finally:
         if arguments is None:  # the process ends here: looking for garbage once more would only delay it
             gc.freeze()
+
+
+def _refused(error: Exception) -> Diagnostic | None:
+    """Returns what to say when a disk is full, or may not be used; None for any other error."""
+    without_place = isinstance(error, FileNotFoundError) and str(error.strerror).startswith("No usable temporary")
+    if not isinstance(error, OSError) or not (error.errno in _REFUSALS or without_place):
+        return None
+    place = "" if error.filename is None else f"{error.filename}: "
+    return Diagnostic(
+        code="system-refuses",
+        message=f"the system refuses: {place}{error.strerror or error}",
+        hint="make room, or allow memc to read and write there; TMPDIR says where temporary files go, XDG_CACHE_HOME "
+        "where caches lie",
+    )
 
 
 def _unforeseen(error: Exception) -> Diagnostic:

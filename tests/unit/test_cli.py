@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -264,6 +265,28 @@ def test_help_and_version_exit_0_on_standard_output(memc: Shell, arguments: tupl
 def test_help_lists_the_exit_codes(memc: Shell) -> None:
     text = memc("--help").out
     assert all(f"{code} " in text for code in range(6))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), "/tmp/x: No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied"), "Permission denied"),
+        (FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"), "No usable temporary"),
+    ],
+)
+def test_a_disk_that_is_full_or_forbidden_is_no_error_of_memc_s_own(
+    memc: Shell, monkeypatch: pytest.MonkeyPatch, error: OSError, said: str
+) -> None:
+    def refused(path: Path) -> Path:
+        raise error
+
+    monkeypatch.setattr(driver, "spec_path_of", refused)
+    done = memc("explain", "spec.yaml")
+    assert (done.code, done.out) == (2, "")
+    first, hint = done.err.splitlines()
+    assert first.startswith(f"error[system-refuses]: the system refuses: {said}")
+    assert "TMPDIR" in hint
 
 
 def test_an_unforeseen_error_exits_1_in_one_line_and_says_how_to_see_more(
