@@ -322,15 +322,6 @@ def generate(solved: Answer, folder: Path, command: str) -> dict[str, str]:
 
 def _not_written(loaded: LoadedSpec, model: ModelFacts) -> Diagnostic:
     """Returns why no file is written for a model that is trained as something else than a causal language model."""
-    if model.objective is Objective.IMAGE_TEXT_LM:
-        return loaded.diagnostic(
-            "model",
-            "images-not-written",
-            f"{model.key} ({model.model_type}) reads images beside text: memc explain prices its training, and memc "
-            "writes the training on text alone",
-            "train it with TRL's SFTTrainer and its processor in the settings that memc explain shows, or choose a "
-            "causal language model",
-        )
     return loaded.diagnostic(
         "model",
         "objective-not-emitted",
@@ -340,12 +331,41 @@ def _not_written(loaded: LoadedSpec, model: ModelFacts) -> Diagnostic:
     )
 
 
+def _images_not_written(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
+    """Returns why no file is written for a model that reads images; nothing when one is.
+
+    Source: trl 1.16.0 trainer/sft_trainer.py (DataCollatorForVisionLanguageModeling); its other trainers and
+        transformers' Trainer have no collator of images for what memc writes.
+    """
+    model, spec = plan.model, loaded.spec
+    if model.objective is not Objective.IMAGE_TEXT_LM:
+        return []
+    reasons = []
+    if spec.task is not Task.SFT:
+        fix = "use task sft, or choose a causal language model"
+        reasons.append(("task", f"memc writes its supervised fine-tuning, not task {spec.task}", fix))
+    elif not plan.config.images_per_sample:
+        fix = "remove the line, or choose a causal language model for text alone"
+        reasons.append(("data.images_per_sample", "memc writes its training on samples with images", fix))
+    if plan.config.context_parallel > 1:
+        fix = "remove the line: a sequence with images stays on one GPU"
+        reasons.append(
+            ("pin.context_parallel", "accelerate cuts token rows, and its places of images are not cut", fix)
+        )
+    return [
+        loaded.diagnostic(field, "images-not-written", f"{model.key} ({model.model_type}) reads images: {why}", fix)
+        for field, why, fix in reasons
+    ]
+
+
 def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
     """Returns what of the plan has a price, and no file that could say it."""
     found = []
     model = _facts(loaded)[1]
-    if model.objective is not Objective.CAUSAL_LM and loaded.spec.task is not Task.CLASSIFICATION:
+    written = (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM)
+    if model.objective not in written and loaded.spec.task is not Task.CLASSIFICATION:
         found.append(_not_written(loaded, model))
+    found += _images_not_written(loaded, plan)
     if not plan.run.train_data:
         found.append(
             loaded.diagnostic(

@@ -74,7 +74,7 @@ def render(plan: Plan, *, spec_name: str, command: str) -> dict[str, str]:
     files[LAUNCH] = _text("launch/launch.sh.j2", header, **launcher_branches(plan.config))
     check_shell(LAUNCH, files[LAUNCH])
     files[REQUIREMENTS] = _text(
-        "requirements/requirements.txt.j2", header, **requirement_branches(plan.config), asked=requirements(plan.run)
+        "requirements/requirements.txt.j2", header, **requirement_branches(plan), asked=requirements(plan.run)
     )
     for name in (ACCELERATE, TRAIN, LAUNCH, REQUIREMENTS):
         check_comment_header(name, files[name], lines)

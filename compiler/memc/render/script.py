@@ -16,7 +16,10 @@ from memc.config import (
     Task,
     TrainingConfig,
 )
+from memc.facts.architectures import load_architecture
 from memc.facts.classifiers import classifier_head
+from memc.facts.records import Objective
+from memc.ledger.image_shapes import image_stack, image_tokens
 from memc.plan import Plan
 from memc.render.documents import adapter_dtype, needs_reentrant_checkpointing, weights_dtype
 from memc.render.releases import argument_branches
@@ -29,6 +32,7 @@ _MIXED_PRECISION = {
     Precision.BF16_PURE: "no",
 }
 _PREFERENCE_ROW_KEYS = ("prompt", "chosen", "rejected", "tools", "chat_template_kwargs")
+_IMAGE_ROW_KEYS = ("messages", "prompt", "completion", "text", "images", "image")
 _SFT_ROW_KEYS = ("messages", "prompt", "completion", "text", "tools", "chat_template_kwargs")
 
 
@@ -70,6 +74,8 @@ def constants(plan: Plan) -> dict[str, Any]:
     }
     if config.task is Task.SFT:
         named |= {"ROW_KEYS": _SFT_ROW_KEYS, "ASSISTANT_ONLY_LOSS": run.assistant_only_loss}
+    if sees_images(plan):
+        named |= {"ROW_KEYS": _IMAGE_ROW_KEYS} | _image_constants(plan)
     if config.task is Task.CLASSIFICATION:
         head = classifier_head(plan.model.model_type)
         named |= {
@@ -95,6 +101,47 @@ def constants(plan: Plan) -> dict[str, Any]:
     if config.context_parallel > 1:
         named["CONTEXT_PARALLEL"] = config.context_parallel
     return named
+
+
+def sees_images(plan: Plan) -> bool:
+    """Returns whether the samples of a plan hold images beside text."""
+    return plan.model.objective is Objective.IMAGE_TEXT_LM and plan.config.images_per_sample > 0
+
+
+def _image_constants(plan: Plan) -> dict[str, Any]:
+    """Returns the bounds of images that the ledger counts with: how many, how large, how many tokens."""
+    config, stack = plan.config, image_stack(plan.model)
+    assert stack is not None
+    named: dict[str, Any] = {
+        "IMAGES_PER_SAMPLE": config.images_per_sample,
+        "IMAGE_TOKENS": image_tokens(plan.model, config),
+    }
+    if stack.patches is not None:
+        named |= {
+            "MAX_PIXELS": config.image_pixels,
+            "IMAGE_GRID": config.patch_grid(stack.patches.side, stack.patches.merge),
+            "PATCH_ELEMENTS": stack.input_elements,
+        }
+    return named
+
+
+def _image_branches(plan: Plan) -> dict[str, Any]:
+    """Returns what the text of train.py branches on where samples hold images.
+
+    A process whose batch has no image takes no part in what the others gather and reduce for the tower.
+    """
+    config, stack, lora = plan.config, image_stack(plan.model), plan.config.lora
+    images = sees_images(plan)
+    tower_trains = images and (lora is None or not lora.skipped_stacks)
+    gathers = config.engine is Engine.FSDP or config.zero_stage == 3
+    return {
+        "images": images,
+        "any_size": images and stack is not None and stack.patches is not None,
+        "fixed_settings": load_architecture(plan.model.model_type).get("processor", {}) if images else {},
+        "skipped": tuple(name.rpartition(".")[2] for name in lora.skipped_stacks) if lora is not None else (),
+        "every_row_sees": images and (gathers or (config.zero_stage > 0 and tower_trains)),
+        "finds_unused": tower_trains and config.engine is Engine.DDP,
+    }
 
 
 def mixed_precision(config: TrainingConfig) -> str:
@@ -137,6 +184,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         or (config.offload_optimizer, config.offload_param) != (Offload.NONE, Offload.NONE),
         "HOST_MEMORY_BYTES": plan.ledger.host.required_bytes,
         "SHARD_RANKS": config.shard_ranks,
+        **_image_branches(plan),
         **argument_branches(plan.run),
         "fp16": config.precision is Precision.FP16,
         "varlen": config.attention is Attention.FLASH_ATTENTION_2,
@@ -188,10 +236,12 @@ def _summary(config: TrainingConfig) -> str:
     return f"{_SUMMARY[config.task]}: {method[config.method]}, {engine[config.engine]}."
 
 
-def requirement_branches(config: TrainingConfig) -> dict[str, bool]:
+def requirement_branches(plan: Plan) -> dict[str, bool]:
     """Returns which libraries the folder needs beyond the ones every run needs."""
+    config = plan.config
     trl = config.task in (Task.SFT, Task.DPO)
     return {
+        "images": sees_images(plan),
         "trl": trl or config.loss is LossHead.CHUNKED,
         "adapters": config.lora is not None,
         "bitsandbytes": config.method is Method.QLORA
