@@ -65,7 +65,8 @@ def _priced_only(asked: Asked | None) -> bool:
     """Whether a run has a plan or a refusal for want of memory, of a model that memc writes no training of."""
     if asked is None or asked.answer is None:
         return False
-    return driver.facts_of(asked.answer.loaded)[1].objective is not Objective.CAUSAL_LM
+    written = (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM)
+    return driver.facts_of(asked.answer.loaded)[1].objective not in written
 
 
 def with_room(answers: Answers) -> tuple[str, Asked] | None:

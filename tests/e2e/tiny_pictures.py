@@ -1,7 +1,7 @@
 """Small models that read images, with the tokenizer of the cut SmolLM2, and rows of drawn images to train them on.
 
-Run as: python tiny_pictures.py KIND SMALL FOLDER ROWS, where torch and transformers may be loaded; the language model is
-taught a little on rows of chats, so that its loss is below that of random weights.
+Run as: python tiny_pictures.py KIND SMALL FOLDER ROWS, where torch and transformers may be loaded; the language model
+is taught a little on rows of chats, so that its loss is below that of random weights.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ TOWER: dict[str, Any] = {
 WORDS = {
     "llava": {"image": "<image>"},
     "gemma3": {"image": "<image_soft_token>", "boi": "<start_of_image>", "eoi": "<end_of_image>"},
-    "qwen2_5_vl": {"image": "<|image_pad|>", "video": "<|video_pad|>", "start": "<|vision_start|>", "end": "<|vision_end|>"},
-}  # fmt: skip
+    "qwen2_5_vl": {
+        "image": "<|image_pad|>",
+        "video": "<|video_pad|>",
+        "start": "<|vision_start|>",
+        "end": "<|vision_end|>",
+    },
+}
 SHOWN = {"llava": "<image>", "gemma3": "<start_of_image>", "qwen2_5_vl": "<|vision_start|><|image_pad|><|vision_end|>"}
 TOKENS_OF_AN_IMAGE = {"llava": (SIDE // PATCH) ** 2, "gemma3": 4}
 TEMPLATE = (
@@ -80,7 +85,7 @@ def write_picture_rows(place: Path, count: int, *, form: str = "parts", images: 
 
 
 def _processor(kind: str, small: str) -> Any:
-    from transformers import AutoTokenizer, processing_utils
+    from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(small)
     words = WORDS[kind]
@@ -95,8 +100,6 @@ def _processor(kind: str, small: str) -> Any:
             pixels, tokenizer, patch_size=PATCH, vision_feature_select_strategy="default",
             num_additional_image_tokens=1, chat_template=template,
         )  # fmt: skip
-    for name, word in words.items():
-        tokenizer.init_kwargs[f"{name}_token"] = word
     if kind == "gemma3":
         from transformers import Gemma3Processor
         from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
