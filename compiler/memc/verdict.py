@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from memc.clock.steptime import StepTime
 from memc.config import Engine, Offload, TrainingConfig
 from memc.ledger.entries import Account, Resource, ResourceLedger
 from memc.plan import Certified, Infeasible, Plan
 from memc.units import format_gib, format_seconds
+
+_FULL_LENGTH = 0.98
 
 
 def plan_verdict(plan: Plan) -> list[str]:
@@ -31,8 +34,8 @@ def _time(plan: Plan) -> str:
     run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
     cost = f", about ${clock.total_usd:.2f}" if clock.total_usd is not None else ""
     return (
-        f"TIME: {format_seconds(clock.step_seconds)} per step{_mean(plan)}, "
-        f"{clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; {run}{cost}"
+        f"TIME: {format_seconds(clock.step_seconds)} per step{_of_full_length(clock)}, "
+        f"{clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU{_mean(clock)}; {run}{cost}"
     )
 
 
@@ -47,12 +50,16 @@ def _traced(certified: Certified) -> str:
     )
 
 
-def _mean(plan: Plan) -> str:
-    """Returns the time of a mean step, where samples are shorter than the longest that memory is planned for."""
-    total = plan.clock.total_seconds
-    if total is None or not plan.total_steps or total / plan.total_steps > 0.98 * plan.clock.step_seconds:
+def _of_full_length(clock: StepTime) -> str:
+    return " of full length" if _mean(clock) else ""
+
+
+def _mean(clock: StepTime) -> str:
+    """Returns time and throughput of a mean step, where samples are shorter than the longest that is planned for."""
+    mean, rate = clock.mean_step_seconds, clock.mean_tokens_per_second_per_gpu
+    if mean is None or rate is None or clock.length_share > _FULL_LENGTH:
         return ""
-    return f" of full length, {format_seconds(total / plan.total_steps)} on average"
+    return f"; {format_seconds(mean)} on average, {rate:,.0f} tokens/s per GPU"
 
 
 def refusal_verdict(refusal: Infeasible) -> list[str]:

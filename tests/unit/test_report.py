@@ -81,3 +81,14 @@ def test_a_configuration_is_described_by_what_it_does() -> None:
     assert line.startswith("full, bf16, micro-batch 2 x 1" if "x 1," in line else "full, bf16, micro-batch")
     offloaded = plan_of(spec_text(method="full", host="512GiB", more="ladder: {require: [offload-optimizer]}")).config
     assert "optimizer on the CPU" in describe(offloaded)
+
+
+def test_throughput_of_short_samples_is_that_of_a_mean_step() -> None:
+    plan = plan_of(spec_text().replace("samples: 1000", "samples: 1000, mean_tokens: 512"))
+    clock, share = plan.clock, 512 / plan.config.max_length
+    mean = clock.mean_step_seconds
+    assert mean is not None and mean < clock.step_seconds
+    assert clock.mean_tokens_per_second_per_gpu == pytest.approx(clock.tokens_per_step * share / mean)
+    line = plan_verdict(plan)[2]
+    assert f"per step of full length, {clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; " in line
+    assert f"on average, {clock.mean_tokens_per_second_per_gpu:,.0f} tokens/s per GPU; " in line

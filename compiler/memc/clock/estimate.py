@@ -85,14 +85,15 @@ class Clock:
         bandwidth = passes * work.bandwidth
         if run is None and total_steps is not None:
             run = RunLength(steps=total_steps)
+        fixed = waiting.communication + waiting.transfers + waiting.host + waiting.optimizer
+        mean = passes * work.shortened(length_share) + fixed
         total = usd = None
         evaluating = saving = 0.0
         if run is not None and not facts.unknown:
-            fixed = waiting.communication + waiting.transfers + waiting.host + waiting.optimizer
             evaluating = _evaluation_seconds(config, work, run) * length_share
             saving = run.saves * _checkpoint_bytes(config, counts) / facts.nvme_write_bytes_per_second
             ahead = _precomputing_seconds(config, work, run) * length_share
-            total = run.steps * (passes * work.shortened(length_share) + fixed) + evaluating + saving + ahead
+            total = run.steps * mean + evaluating + saving + ahead
             if usd_per_gpu_hour is not None:
                 usd = total / 3600 * usd_per_gpu_hour * config.world_size
         return StepTime(
@@ -108,6 +109,8 @@ class Clock:
             evaluation_seconds=evaluating,
             saving_seconds=saving,
             unknown=facts.unknown,
+            mean_step_seconds=mean,
+            length_share=length_share,
         )
 
     def least_seconds(self, config: TrainingConfig) -> float:

@@ -22,6 +22,8 @@ class StepTime:
         evaluation_seconds: Of the whole run, in evaluation; 0 when not counted.
         saving_seconds: Of the whole run, in writing checkpoints; 0 when not counted.
         unknown: Facts of the card that are not known: the seconds order configurations then, and say nothing else.
+        mean_step_seconds: A step whose samples have the mean length instead of the longest; None when not counted.
+        length_share: Mean tokens of a sequence over the longest.
     """
 
     compute_seconds: float
@@ -36,6 +38,8 @@ class StepTime:
     evaluation_seconds: float = 0.0
     saving_seconds: float = 0.0
     unknown: tuple[str, ...] = ()
+    mean_step_seconds: float | None = None
+    length_share: float = 1.0
 
     @property
     def known_step_seconds(self) -> float | None:
@@ -49,8 +53,15 @@ class StepTime:
 
     @property
     def tokens_per_second_per_gpu(self) -> float:
-        """Throughput of one GPU."""
+        """Throughput of one GPU in steps of full length."""
         return self.tokens_per_step / self.step_seconds / self.world_size
+
+    @property
+    def mean_tokens_per_second_per_gpu(self) -> float | None:
+        """Throughput of one GPU in steps of mean length, which hold fewer tokens; None when they are not counted."""
+        if self.mean_step_seconds is None:
+            return None
+        return self.tokens_per_step * self.length_share / self.mean_step_seconds / self.world_size
 
     @property
     def gpu_hours(self) -> float | None:
