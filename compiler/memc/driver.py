@@ -253,12 +253,14 @@ def spec_path_of(path: Path) -> Path:
 
 
 def count_samples(loaded: LoadedSpec) -> int | None:
-    """Returns the training samples: what the spec says, else the lines of a local JSONL file; None when unknown.
+    """Returns the training samples: the lines of a JSONL file beside the spec, else what it says; None when unknown.
 
-    A relative path is looked up beside the spec alone, so that the answer does not depend on the current folder.
+    The run reads the file that is there, so that `data.samples` speaks only of one that is elsewhere. A relative path
+    is looked up beside the spec alone, so that the answer does not depend on the current folder.
     """
     data = loaded.spec.data
-    return data.samples if data.samples is not None or data.train is None else _lines(loaded, data.train)
+    counted = None if data.train is None else _lines(loaded, data.train)
+    return data.samples if counted is None else counted
 
 
 def count_evaluation_samples(loaded: LoadedSpec) -> int | None:

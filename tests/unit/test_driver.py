@@ -92,6 +92,17 @@ def test_output_does_not_depend_on_the_working_directory(
     assert texts(Path("../spec.yaml"), Path("../out")) == absolute
 
 
+def test_a_file_beside_the_spec_counts_for_more_than_data_samples(spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.jsonl").write_text('{"text": "a"}\n' * 40, encoding="utf-8")
+    plan = driver.answer(spec).result
+    assert isinstance(plan, Plan)
+    assert plan.total_steps == 5  # 40 samples, 8 in a step
+    assert "data.samples says 175, but data/train.jsonl beside the spec holds 40" in " ".join(plan.warnings)
+    assert plan.facts["data.samples"] == "40"
+    assert plan.run.save_steps <= plan.total_steps
+
+
 def test_samples_are_counted_beside_the_spec(spec: Path, tmp_path: Path) -> None:
     spec.write_text(SMALL.replace(", samples: 175", ""), encoding="utf-8")
     assert driver.count_samples(driver.load_spec(spec)) is None

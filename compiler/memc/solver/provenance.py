@@ -95,7 +95,7 @@ def used_facts(question: Question, config: TrainingConfig, read: Mapping[str, Fa
         blocks[group.block] += group.count
     for index, (block, count) in enumerate(blocks.items()):
         found |= _block_figures(f"models.{model.key}.blocks.{index}", block, count)
-    if question.samples is not None and question.loaded.spec.data.samples is None:
+    if question.samples is not None and question.loaded.spec.data.samples != question.given_samples:
         found["data.samples"] = question.samples
     return {key: str(found[key]) for key in sorted(found)}
 

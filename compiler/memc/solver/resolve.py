@@ -126,7 +126,7 @@ def resolve(
     if refused:
         raise MemcError(tuple(refused))
     sequences, share, assumptions = _data_amount(loaded, samples)
-    assumptions = (*assumptions, *image_assumptions(spec.data, model))
+    assumptions = (*_other_amount(spec.data, samples), *assumptions, *image_assumptions(spec.data, model))
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
     chosen = automatic_reserve_bytes(capacity, ledger_facts)
@@ -416,7 +416,8 @@ def _as_asked(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts, method: Meth
     evaluation = pin.eval_batch_size or micro if spec.data.eval is not None else 0
     pairs = spec.task is Task.DPO
     decodes = model.objective in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM)
-    chunks = pairs or (decodes and spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid)
+    tiled = decodes and model.tiled_loss
+    chunks = pairs or (tiled and spec.task is Task.SFT and "chunked-loss" not in spec.ladder.forbid)
     loss = LossHead.CHUNKED if chunks else LossHead.PLAIN
     attentions = [group.block.attention for group in model.groups]
     capped = any(one.logit_softcap is not None or one.eager_only for one in attentions)
@@ -533,6 +534,16 @@ def _unknown_amount(loaded: LoadedSpec) -> str:
     if spec.time.budget is not None:
         return f"TIME BUDGET NOT CHECKED: {what}; give data.samples"
     return f"{what}: no time for the whole run; give data.samples"
+
+
+def _other_amount(data: Data, samples: int | None) -> tuple[str, ...]:
+    """Returns that the file beside the spec holds another number of samples than the spec says, and which one counts."""
+    if data.samples is None or samples is None or samples == data.samples:
+        return ()
+    return (
+        f"data.samples says {data.samples:,}, but {data.train} beside the spec holds {samples:,}: steps, time and "
+        "checkpoints are those of the file; remove data.samples, or take the file away if the run has another one",
+    )
 
 
 def _data_amount(loaded: LoadedSpec, samples: int | None) -> tuple[int | None, float, tuple[str, ...]]:
