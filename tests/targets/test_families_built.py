@@ -17,6 +17,7 @@ from memc.facts import (  # noqa: E402
     Component,
     Linear,
     ModelFacts,
+    Objective,
     Stack,
     architecture_keys,
     default_lora_targets,
@@ -203,6 +204,14 @@ def test_counts_by_component_equal_the_built_model(model_type: str, seed: int) -
     frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
     tensors = [tensor for stack in facts.stacks for tensor in stack.tensors]
     assert frozen == sum(tensor.params for tensor in tensors if not tensor.trains)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_loss_is_computed_in_tiles_where_the_layers_stand_apart_from_the_head(model_type: str) -> None:
+    config, facts = described(model_type, SEEDS[1])
+    if facts.objective in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM):
+        model = built(config, facts)
+        assert facts.tiled_loss == (model.base_model is not model)  # trl trainer/utils.py add_fused_lm_head
 
 
 def layers_of(model: Any, facts: ModelFacts) -> Iterator[tuple[Stack, list[Any]]]:

@@ -208,6 +208,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         tail=tail,
         tail_sizes=program_sizes(tail, described.main.names, {}),
         embedding_dropout=bool(described.main.names.switches.get("embedding_dropout")),
+        tiled_loss=bool(architecture.get("tiled_loss", True)),
     )
 
 

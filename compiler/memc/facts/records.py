@@ -431,6 +431,7 @@ class ModelFacts:
         tail: What comes after the layers, as a program: final norm, head, loss (specs/README.md).
         embedding_dropout: Whether the embedding's output passes through dropout.
         tail_sizes: What the names in `tail` stand for: whole numbers, and switches as 0 or 1.
+        tiled_loss: Whether TRL can compute its loss in tiles: for that `base_model` must give what the head reads.
     """
 
     key: str
@@ -466,6 +467,7 @@ class ModelFacts:
     tail: str = ""
     embedding_dropout: bool = False
     tail_sizes: tuple[tuple[str, int], ...] = ()
+    tiled_loss: bool = True
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
