@@ -537,7 +537,7 @@ def _unknown_amount(loaded: LoadedSpec) -> str:
 
 
 def _other_amount(data: Data, samples: int | None) -> tuple[str, ...]:
-    """Returns that the file beside the spec holds another number of samples than the spec says, and which one counts."""
+    """Returns that the file beside the spec holds another number of samples than the spec says; empty when not."""
     if data.samples is None or samples is None or samples == data.samples:
         return ()
     return (
