@@ -11,6 +11,9 @@ from click.testing import CliRunner
 from memc.cli import app
 from memc.config import Reference, TrainingConfig
 from memc.document import settings_document
+from memc.facts.models import load_model
+from memc.facts.records import Objective
+from memc.ledger.image_shapes import image_stack, image_tokens
 from memc.plan import RunSettings
 from planmaker import make_run
 
@@ -97,6 +100,7 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
             "hybrid_sharding": fsdp.hybrid,
         }
     data = {"train": run.train_data, "max_length": config.max_length, "packing": config.packing}
+    data |= _images(config, run.model)
     if run.eval_data:
         data["eval"] = run.eval_data
     spec: dict[str, Any] = {
@@ -146,3 +150,15 @@ def spec_fields(config: TrainingConfig, run: RunSettings) -> dict[str, Any]:
             if value
         }
     return spec
+
+
+def _images(config: TrainingConfig, name: str) -> dict[str, int]:
+    """Returns what a spec says of images where a model reads some; their tokens come on top of its `max_length`."""
+    model = load_model(name, base_dir=Path())
+    if model.objective is not Objective.IMAGE_TEXT_LM:
+        return {}
+    tokens = config.images_per_sample * image_tokens(model, config)
+    said = {"images_per_sample": config.images_per_sample, "max_length": config.max_length - tokens}
+    stack = image_stack(model)
+    assert stack is not None
+    return said if stack.patches is None else {**said, "image_pixels": config.image_pixels}

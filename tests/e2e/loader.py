@@ -56,9 +56,11 @@ def _sorts(written: Path) -> bool:
     return "ForSequenceClassification" in json.loads(config.read_text(encoding="utf-8"))["architectures"][0]
 
 
-def _auto_class(written: Path) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+def _auto_class(base: Path, written: Path) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 
+    if "vision_config" in json.loads((base / "config.json").read_text(encoding="utf-8")):
+        return AutoModelForImageTextToText
     return AutoModelForSequenceClassification if _sorts(written) else AutoModelForCausalLM
 
 
@@ -66,7 +68,7 @@ def _adapters(base: Path, written: Path) -> dict[str, Any]:
     from peft import PeftModel
     from transformers import AutoTokenizer
 
-    model: Any = PeftModel.from_pretrained(_auto_class(written).from_pretrained(base), written)
+    model: Any = PeftModel.from_pretrained(_auto_class(base, written).from_pretrained(base), written)
     second = [parameter for name, parameter in model.named_parameters() if "lora_B" in name]
     ids = AutoTokenizer.from_pretrained(written)("The capital of France is", return_tensors="pt")
     return {
@@ -79,8 +81,8 @@ def _adapters(base: Path, written: Path) -> dict[str, Any]:
 def _model(base: Path, written: Path) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
-    model, report = _auto_class(written).from_pretrained(written, output_loading_info=True)
-    before = _auto_class(written).from_pretrained(base).state_dict()
+    model, report = _auto_class(base, written).from_pretrained(written, output_loading_info=True)
+    before = _auto_class(base, written).from_pretrained(base).state_dict()
     moved = [name for name, tensor in model.state_dict().items() if not tensor.float().equal(before[name].float())]
     AutoTokenizer.from_pretrained(written)
     return {

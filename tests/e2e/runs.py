@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from folder import DATA
-from matrix import matrix
+from matrix import kind_of, matrix
 from memc.config import Attention, Engine, Method, Offload, Optimizer, Precision, Task, TrainingConfig
 from planmaker import make_config
 
+TORCHVISION = find_spec("torchvision") is not None
+"""Whether there is what transformers makes Qwen's processors with; its wheels belong to CUDA builds of torch."""
 STEPS = 4
 SAVE_STEPS = 2
 
@@ -40,8 +43,8 @@ class Run:
 
     @property
     def adapters(self) -> int:
-        """Linears of the model that carry an adapter: seven in each of four layers, six in each of an encoder's two."""
-        return 4 * 7 if self.model == "small" else 2 * 6
+        """Linears of the model that carry an adapter: seven in each layer of a decoder, six in those of an encoder."""
+        return 4 * 7 if self.model == "small" else 2 * 7 if self.rows == "pictures" else 2 * 6
 
 
 def why_not(config: TrainingConfig) -> str | None:
@@ -72,7 +75,7 @@ def on_two_cores(config: TrainingConfig) -> TrainingConfig:
         config,
         gpus_per_node=1 if alone or (config.nodes == 2 and not hybrid) else 2,
         nodes=1 if alone else config.nodes,
-        max_length=64,
+        max_length=128 if config.images_per_sample > 1 else 64,
         gradient_accumulation_steps=1 if config.nodes == 2 else 2,
         eval_batch_size=config.eval_batch_size if config.task in (Task.PRETRAIN, Task.CLASSIFICATION) else 0,
     )
@@ -82,10 +85,11 @@ def all_runs() -> dict[str, Run]:
     """Returns every run by name: the cases of the matrix that can, and the kinds of rows."""
     cases = {name: config for name, config in matrix().items() if why_not(config) is None}
     rows = {Task.SFT: "chat", Task.PRETRAIN: "text", Task.DPO: "preference", Task.CLASSIFICATION: "class"}
-    runs = {
-        name: Run(on_two_cores(config), rows[config.task], "bert" if name.startswith("classes-encoder") else "small")
-        for name, config in cases.items()
-    }
+    runs = {}
+    for name, config in cases.items():
+        kind = kind_of(name) or ("bert" if name.startswith("classes-encoder") else "small")
+        if kind not in ("qwen2_vl", "qwen2_5_vl") or TORCHVISION:
+            runs[name] = Run(on_two_cores(config), "pictures" if kind_of(name) else rows[config.task], kind)
     padded = on_two_cores(make_config(micro_batch_size=2, padding_mask=True, packing=False))
     return runs | {f"rows-{kind}": Run(padded, kind) for kind in ("pair", "text", "parquet")}
 
@@ -134,6 +138,9 @@ CHOSEN = (
     "classes-encoder-ddp-lora",
     "classes-decoder-zero3-full",
     "classes-encoder-fsdp-full",
+    "pictures-llava-ddp-qlora",
+    "pictures-gemma3-lora",
+    "pictures-gemma3-fsdp-lora",
 )
 """Runs of every `make test`, beside the tests of preferences and of encoders; `make matrix ARGS=--all` trains all."""
 

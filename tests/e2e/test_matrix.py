@@ -16,6 +16,8 @@ from memc.config import TrainingConfig
 from runs import CHOSEN, SAVE_STEPS, STEPS, Run, distinct_runs, write_rows
 from specmaker import compile_folder
 from tiny_models import write_tiny
+from tiny_pictures import WORDS as PICTURED
+from tiny_pictures import write_picture_rows, write_pictures
 
 pytestmark = pytest.mark.slow
 RUNS, _ = distinct_runs()
@@ -28,7 +30,10 @@ def models(tmp_path_factory: pytest.TempPathFactory, small: Path) -> Callable[[s
 
     @cache
     def folder(kind: str) -> Path:
-        return small if kind == "small" else write_tiny(kind, small, tmp_path_factory.mktemp("tiny") / kind)
+        if kind == "small":
+            return small
+        place = tmp_path_factory.mktemp("tiny") / kind
+        return write_pictures(kind, small, place) if kind in PICTURED else write_tiny(kind, small, place)
 
     return folder
 
@@ -60,7 +65,10 @@ def test_runs(name: str, tmp_path: Path, models: Callable[[str], Path], loader: 
     run: Run = RUNS[name]
     config, model = run.config, models(run.model)
     data = "rows.parquet" if run.rows == "parquet" else "rows.jsonl"
-    write_rows(tmp_path / data, run.rows, count=4 * config.global_batch_size, distinct=2)
+    if run.rows == "pictures":
+        write_picture_rows(tmp_path, 4 * config.global_batch_size, images=config.images_per_sample)
+    else:
+        write_rows(tmp_path / data, run.rows, count=4 * config.global_batch_size, distinct=2)
     folder = compile_folder(
         tmp_path / "out of this world", config, model=str(model), train_data=data, output_dir="runs/it",
         max_steps=STEPS, save_steps=SAVE_STEPS, learning_rate=run.learning_rate,

@@ -141,7 +141,7 @@ def _several_nodes() -> dict[str, TrainingConfig]:
 def matrix() -> dict[str, TrainingConfig]:
     """Returns all configurations by name: those of one process, of four and of eight."""
     alone = {name: replace(config, gpus_per_node=1) for name, config in (_deepspeed() | _plain()).items()}
-    return alone | _fsdp() | _several_nodes() | preferences() | classes() | schedulers()
+    return alone | _fsdp() | _several_nodes() | preferences() | classes() | pictures() | schedulers()
 
 
 def preferences() -> dict[str, TrainingConfig]:
@@ -200,6 +200,57 @@ def _texts(kind: str, method: Method, **changes: Any) -> TrainingConfig:
     return config
 
 
+READERS = {
+    "qwen2_vl": "Qwen/Qwen2-VL-2B-Instruct",
+    "qwen2_5_vl": "Qwen/Qwen2.5-VL-3B-Instruct",
+    "llava": "llava-hf/llava-1.5-7b-hf",
+    "gemma3": "google/gemma-3-4b-pt",
+}
+"""Models that read images, by the kind that cases are named after."""
+LAYERS = {
+    "qwen2_vl": "Qwen2VLDecoderLayer",
+    "qwen2_5_vl": "Qwen2_5_VLDecoderLayer",
+    "llava": "LlamaDecoderLayer",
+    "gemma3": "Gemma3DecoderLayer",
+}
+
+
+def pictures() -> dict[str, TrainingConfig]:
+    """Returns models that read images x method x engine; MAX_LENGTH holds the tokens of the images too."""
+    full, lora, qlora = Method.FULL, Method.LORA, Method.QLORA
+    three: dict[str, Any] = {"engine": Engine.DEEPSPEED, "stage": 3}
+    ddp, fsdp = {"engine": Engine.DDP}, {"engine": Engine.FSDP}
+    return {
+        "pictures-qwen2_vl-lora": _pictured("qwen2_vl", lora),
+        "pictures-qwen2_vl-zero3-full": _pictured("qwen2_vl", full, **three),
+        "pictures-qwen2_5_vl-ddp-qlora": _pictured("qwen2_5_vl", qlora, **ddp),
+        "pictures-qwen2_5_vl-fsdp-full": _pictured("qwen2_5_vl", full, **fsdp),
+        "pictures-llava-qlora": _pictured("llava", qlora, images_per_sample=2),
+        "pictures-llava-ddp-qlora": _pictured("llava", qlora, **ddp),
+        "pictures-llava-zero3-lora": _pictured("llava", lora, **three),
+        "pictures-gemma3-lora": _pictured("gemma3", lora),
+        "pictures-gemma3-zero2-qlora": _pictured("gemma3", qlora, engine=Engine.DEEPSPEED),
+        "pictures-gemma3-fsdp-lora": _pictured("gemma3", lora, **fsdp),
+    }
+
+
+def _pictured(kind: str, method: Method, **changes: Any) -> TrainingConfig:
+    """Returns a configuration with images: for one process, or four where an engine spreads it."""
+    attention = Attention.SDPA
+    config = make_config(
+        method=method, packing=False, padding_mask=True, micro_batch_size=2, max_length=128, attention=attention,
+        gpus_per_node=4 if "engine" in changes else 1, **changes,
+    )  # fmt: skip
+    pixels = 28 * 28 * 64 if kind.startswith("qwen") else config.image_pixels
+    tokens = {"llava": 576, "gemma3": 256}.get(kind, 64)
+    return replace(config, image_pixels=pixels, max_length=128 + config.images_per_sample * tokens)
+
+
+def kind_of(name: str) -> str:
+    """Returns the kind of model that reads the images of a case; empty for cases of text."""
+    return name.split("-")[1] if name.startswith("pictures-") else ""
+
+
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "slurm": {"scheduler": "slurm", "partition": "gpu", "account": "lab", "time_limit_hours": 12},
     "skypilot": {"scheduler": "skypilot", "accelerator": "RTX4090"},
@@ -218,7 +269,7 @@ def schedulers() -> dict[str, TrainingConfig]:
 
 def run_settings(name: str) -> dict[str, Any]:
     """Returns the fields of RunSettings that a case of the matrix is compiled with."""
-    model = ENCODER if name.startswith("classes-encoder") else MODEL
+    model = ENCODER if name.startswith("classes-encoder") else READERS.get(kind_of(name), MODEL)
     settings: dict[str, Any] = {"model": model, "train_data": "data/train.jsonl", "save_steps": 100}
     if name != "no-evaluation":
         settings |= {"eval_data": "data/eval.jsonl", "eval_steps": 50}

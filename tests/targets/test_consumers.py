@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from matrix import matrix, write_matrix
+from matrix import LAYERS, kind_of, matrix, write_matrix
 from memc.config import Engine, Method, Offload, Optimizer, Precision, Task
 from packaging.requirements import Requirement
 from torch_extensions import framework_environment
@@ -80,7 +81,8 @@ def test_trainer_arguments_are_the_plan(name: str, reports: dict[str, dict[str, 
         assert checkpointing.get("offload", False) is False, "a CPU has no pinned memory"
     assert arguments["prediction_loss_only"] is (config.task is not Task.CLASSIFICATION)
     if config.task is Task.SFT:
-        assert arguments["max_length"] == config.max_length
+        assert arguments["max_length"] == (None if kind_of(name) else config.max_length)
+        assert arguments["remove_unused_columns"] is not bool(kind_of(name))
         assert arguments["packing"] is config.packing
         flash = config.attention.value == "flash_attention_2"
         assert arguments["packing_strategy"] == ("bfd" if flash else "wrapped")
@@ -139,7 +141,8 @@ def test_accelerate_shards_as_the_plan_says(name: str, reports: dict[str, dict[s
     assert (read["type"], read["version"], read["reshard"]) == ("FSDP", 2, fsdp.reshard_after_forward)
     assert read["offload"] == ("CPUOffloadPolicy" if fsdp.offload is Offload.CPU else "OffloadPolicy")
     assert read["state_dict"] == ("SHARDED_STATE_DICT" if fsdp.sharded_checkpoints else "FULL_STATE_DICT")
-    assert read["wraps"] == ["BertLayer" if name.startswith("classes-encoder") else "LlamaDecoderLayer"]
+    other = "BertLayer" if name.startswith("classes-encoder") else "LlamaDecoderLayer"
+    assert read["wraps"] == [LAYERS.get(kind_of(name), other)]
     assert read["efficient_loading"] is (config.method is not Method.QLORA)
     by_plugin = config.checkpoint_every == 1 and config.method is Method.FULL
     assert read["checkpointing"] is by_plugin
@@ -197,7 +200,7 @@ def test_requirements_are_met_here(folders: dict[str, Path]) -> None:
     for name, folder in folders.items():
         lines = [line for line in (folder / "requirements.txt").read_text().splitlines() if not line.startswith("#")]
         for requirement in map(Requirement, lines):
-            if requirement.name != "flash-attn":  # has no build for a machine without a GPU
+            if requirement.name not in ("flash-attn", "torchvision"):  # have no build for a machine without a GPU
                 assert version(requirement.name) in requirement.specifier, (name, str(requirement))
         names = {Requirement(line).name for line in lines}
         config = CASES[name]
@@ -207,6 +210,23 @@ def test_requirements_are_met_here(folders: dict[str, Path]) -> None:
             config.method is Method.QLORA or "8bit" in config.optimizer.value or "paged" in config.optimizer.value
         )
         assert ("bitsandbytes" in names) is quantized
+
+
+def test_images_are_bounded_and_the_tower_is_left_alone(folders: dict[str, Path]) -> None:
+    for name in filter(kind_of, CASES):
+        config, text = CASES[name], (folders[name] / "train.py").read_text()
+        of_any_size = kind_of(name).startswith("qwen")
+        assert (f"MAX_PIXELS = {config.image_pixels} " in text) is of_any_size
+        assert ("max_pixels=MAX_PIXELS" in text) is of_any_size
+        assert f"IMAGES_PER_SAMPLE = {config.images_per_sample} " in text
+        assert f"MAX_LENGTH = {config.max_length} " in text
+        assert "pillow" in (folders[name] / "requirements.txt").read_text()
+        if config.lora is not None:
+            document = json.loads((folders[name] / "peft_config.json").read_text())
+            tower = "visual" if of_any_size else "vision_tower"
+            layer = "blocks.0.attn.qkv" if of_any_size else "encoder.layers.0.self_attn.q_proj"
+            assert re.fullmatch(document["exclude_modules"], f"model.{tower}.{layer}")
+            assert not re.fullmatch(document["exclude_modules"], "model.language_model.layers.0.self_attn.q_proj")
 
 
 def test_scripts_pass_a_linter_and_a_type_checker(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -98,3 +98,34 @@ def test_more_pixels_and_more_images_never_need_less() -> None:
 @pytest.mark.parametrize("model", [DYNAMIC, FIXED, "google/gemma-3-4b-pt", "Qwen/Qwen3-VL-30B-A3B-Instruct"])
 def test_models_that_see_images_are_priced(model: str) -> None:
     assert not load_model(model, base_dir=Path()).unpriced
+
+
+@pytest.mark.parametrize("model", [DYNAMIC, FIXED, "google/gemma-3-4b-pt"])
+def test_the_tower_is_seen_in_evaluation_too(model: str) -> None:
+    text = spec(model, data=", eval: eval.jsonl", more="pin: {micro_batch_size: 2, eval_batch_size: 2}")
+    machine = machine_of(text.replace("global_batch_size: 1", "global_batch_size: 2"))
+    bill = machine.estimator.price(machine.question.asked).ledger().gpu
+    assert any(entry.name == "evaluation-working-set" for entry in bill.entries)
+
+
+def test_adapters_stay_out_of_the_tower_unless_asked_for() -> None:
+    def counted(more: str) -> tuple[int, tuple[str, ...]]:
+        machine = machine_of(spec(FIXED, more=f"pin: {{micro_batch_size: 1}}\nlora: {{rank: 8{more}}}"))
+        lora = machine.question.asked.lora
+        assert lora is not None
+        return machine.estimator.counts(machine.question.asked).adapters, lora.skipped_stacks
+
+    alone, skipped = counted("")
+    both, none = counted(", image_tower: true")
+    vicuna = 32 * 8 * (4 * 2 * 4096 + 3 * (4096 + 11008))
+    assert (alone, skipped, none) == (vicuna, ("model.vision_tower",), ())
+    assert both == vicuna + 24 * 8 * (4 * 2 * 1024 + 2 * (1024 + 4096))
+
+
+def test_a_module_of_the_tower_alone_names_the_field_that_adapts_it() -> None:
+    with pytest.raises(MemcError) as caught:
+        answer_to(spec(DYNAMIC, more="lora: {target_modules: [qkv]}"))
+    assert "lora.image_tower" in str(caught.value)
+    with pytest.raises(MemcError) as refused:
+        answer_to(spec("Qwen/Qwen2.5-0.5B", more="lora: {image_tower: true}"))
+    assert refused.value.diagnostics[0].code == "images-not-seen"

@@ -36,6 +36,8 @@ _FP8_FROM = (8, 9)  # accelerate utils/environment.py check_cuda_fp8_capability
 def _loss_why_not(config: TrainingConfig, situation: Situation) -> str | None:
     if situation.model.objective not in (Objective.CAUSAL_LM, Objective.IMAGE_TEXT_LM):
         return "only the loss of causal language models is computed in tiles"
+    if not situation.model.tiled_loss:
+        return "its class does not tell its layers from its head, as TRL's tiles need"
     if config.task is Task.CLASSIFICATION:
         return "a head for classes has no logits of a vocabulary"
     return "the loss is chunked already" if config.loss is LossHead.CHUNKED else None
@@ -67,7 +69,9 @@ def _checkpoint_offload_why_not(config: TrainingConfig, situation: Situation) ->
 
 
 def _context_why_not(size: int) -> Callable[[TrainingConfig, Situation], str | None]:
-    def why_not(config: TrainingConfig, _situation: Situation) -> str | None:
+    def why_not(config: TrainingConfig, situation: Situation) -> str | None:
+        if situation.model.objective is Objective.IMAGE_TEXT_LM:
+            return "images are put among the tokens of whole sequences"
         if config.engine is not Engine.FSDP or config.fsdp is None or config.fsdp.version != 2:
             return "only FSDP2 shares a sequence between GPUs"
         if config.world_size % size:

@@ -629,7 +629,7 @@ def _parts(sizes: list[tuple[int, str]]) -> str:
 
 def _evaluation(bill: Bill, model: ModelFacts, config: TrainingConfig, mode: LayerMode, facts: LedgerFacts) -> None:
     """Books a forward without gradients: the largest layer, or the head and the loss."""
-    shapes = shapes_of(mode, config.eval_batch_sequences)
+    shapes = shapes_of(mode, config.eval_batch_sequences, image_shapes(model, config))
     moment, run = Moment.EVALUATE, frozen_forward(model, config, mode, facts, config.eval_batch_sequences)
     bill.add(
         "evaluation-weight-copies",
