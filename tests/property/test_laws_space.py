@@ -16,6 +16,7 @@ from memc.solver.frames import Candidate
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
 from memc.solver.solve import TIE_SHARE, changed_numerics, choose
+from memc.solver.warnings import open_bytes
 from memc.spec import Objective
 
 few = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
@@ -125,6 +126,8 @@ def chosen_plainly(machine: Machine, candidates: list[Candidate]) -> Candidate |
     def seconds(candidate: Candidate) -> float:
         return machine.time(candidate.config).step_seconds / candidate.config.global_batch_size
 
+    sure = [item for item in left if not open_bytes(question.budget, item.price.ledger())]
+    left = sure or left
     fastest = min(map(seconds, left))
     close = [candidate for candidate in left if seconds(candidate) <= fastest * TIE_SHARE]
     return min(close, key=lambda item: (len(item.techniques), seconds(item), item.price.gpu_required_bytes))

@@ -23,7 +23,7 @@ from memc.solver.resolve import Question, resolve, run_settings
 from memc.solver.search import Machine
 from memc.solver.timed import Timed, fitting_by_time
 from memc.solver.trail import trail
-from memc.solver.warnings import warnings
+from memc.solver.warnings import open_bytes, warnings
 from memc.spec import LoadedSpec, Objective
 
 TIE_SHARE = 1.03
@@ -111,8 +111,8 @@ def choose(machine: Machine) -> Timed | None:
     """Returns the best configuration under the spec's objective; None when nothing fits in memory and time.
 
     lowest-rung: the lowest highest rung; then the method named first; then the fewest choices that change numerics;
-    then least time; within 3 % of that, the fewest techniques.
-    fastest and cheapest: least time (a price per hour is the same for all), same tie-break.
+    then what fits with all that its estimate leaves open; then least time; within 3 % of that, the fewest techniques.
+    fastest and cheapest: the same without rung, method and numerics (a price per hour is the same for all).
     """
     space = machine.space()
     if machine.question.loaded.spec.objective is not Objective.LOWEST_RUNG:
@@ -129,13 +129,18 @@ def choose(machine: Machine) -> Timed | None:
 
 
 def _quickest(machine: Machine, pairs: Iterable[tuple[Frame, Line]]) -> Timed | None:
-    """Returns the best of some lines by time: the fastest that fits, but for the tie-break."""
-    close: list[Timed] = []
+    """Returns the best of some lines by time: the fastest that fits, but for the tie-break.
+
+    What fits only if every estimate is right comes after what fits with all that its estimate leaves open.
+    """
+    sure: list[Timed] = []
+    thin: list[Timed] = []
     for timed in fitting_by_time(machine, pairs):
-        if close and timed.seconds_per_sample > close[0].seconds_per_sample * TIE_SHARE:
+        if sure and timed.seconds_per_sample > sure[0].seconds_per_sample * TIE_SHARE:
             break
-        close.append(timed)
-    return _best(close)
+        ledger = timed.candidate.price.ledger()
+        (thin if open_bytes(machine.question.budget, ledger) else sure).append(timed)
+    return _best(sure or thin)
 
 
 def _preference(machine: Machine, frame: Frame) -> tuple[int, int]:

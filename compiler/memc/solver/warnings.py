@@ -9,6 +9,7 @@ from memc.config import Attention, Precision, TrainingConfig
 from memc.ledger import Ledger
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Moment
+from memc.plan import Budget
 from memc.solver.combinations import combination_warnings
 from memc.solver.frames import Candidate
 from memc.solver.images import image_share
@@ -32,7 +33,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     found: list[str] = []
     ledger = chosen.price.ledger()
     headroom = budget.gpu_bytes - ledger.gpu.required_bytes
-    if headroom < ledger.gpu.uncertainty_bytes:
+    if open_bytes(budget, ledger):
         found.append(
             f"headroom {format_gib(headroom)} is less than the {format_gib(ledger.gpu.uncertainty_bytes)} that the "
             "estimate leaves open: run memc verify before relying on it"
@@ -82,6 +83,11 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
     if machine.order_note:
         found.append("ladder order " + machine.order_note)
     return tuple(dict.fromkeys(found))
+
+
+def open_bytes(budget: Budget, ledger: Ledger) -> int:
+    """Returns by how many bytes a card's budget could be missed if all that its estimate leaves open came true."""
+    return max(0, ledger.gpu.required_bytes + ledger.gpu.uncertainty_bytes - budget.gpu_bytes)
 
 
 def whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
