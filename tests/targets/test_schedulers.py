@@ -17,15 +17,18 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from memc.config import Engine, Method, TrainingConfig
+from memc.config import Engine, Method, Offload, TrainingConfig
+from memc.ledger.entries import Account, Moment, Resource, resource_ledger
+from memc.ledger.parts import host_entry
 from memc.render import render
 from memc.render.schedulers import job_name, output_folder
-from planmaker import make_config, make_plan, make_run
+from memc.units import GIB
+from planmaker import make_config, make_plan, make_run, make_zero
 
 COMMAND = "memc compile 'my spec.yaml' -o 'the out/'"
 _STUB_SRUN = """#!/usr/bin/env bash
 # Stands in for srun: one task per node, each with its number.
-shift
+while [[ "$1" == --* ]]; do shift; done
 for node in 0 1; do SLURM_NODEID=$node "$@"; done
 """
 _STUB_LAUNCH = """#!/usr/bin/env bash
@@ -102,9 +105,51 @@ def test_slurm_knows_every_option(nodes: int) -> None:
     text = files(nodes, scheduler="slurm", partition="gpu", account="lab", time_limit_hours=30)["job.sbatch"]
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
     asked = re.findall(r"^#SBATCH --([\w-]+)=\S+", text, flags=re.MULTILINE)
-    assert len(asked) == text.count("\n#SBATCH ") == 8
+    assert len(asked) == text.count("\n#SBATCH ") == 10
     assert set(asked) <= known
     assert "gpus-a-node" not in known
+
+
+def with_host(config: TrainingConfig, size_bytes: int, **run: Any) -> dict[str, str]:
+    """Returns the files of a plan that needs so much of a node's memory."""
+    needed = host_entry("weights", Account.PARAMETERS, size_bytes, frozenset({Moment.LOAD}), "given", "given")
+    plan = make_plan(config, make_run(**run))
+    ledger = replace(plan.ledger, host=resource_ledger(Resource.HOST, (needed,)))
+    return render(replace(plan, ledger=ledger), spec_name="s.yaml", command=COMMAND)
+
+
+def test_slurm_is_asked_for_the_memory_and_the_cores_that_the_plan_counts() -> None:
+    config = replace(make_config(engine=Engine.FSDP, method=Method.FULL), gpus_per_node=8)
+    text = with_host(config, 119 * GIB + 1, scheduler="slurm")["job.sbatch"]
+    assert "#SBATCH --mem=120G\n" in text
+    assert "#SBATCH --cpus-per-task=24\n" in text
+    assert "--exclusive" not in text
+    assert text.index("export SRUN_CPUS_PER_TASK=") < text.index("exec srun --kill-on-bad-exit=1 bash")
+    assert "OMP_NUM_THREADS" not in files(scheduler="slurm")["launch.sh"]
+
+
+def test_an_optimizer_on_the_cpu_has_the_whole_node_and_all_its_cores() -> None:
+    config = make_config(engine=Engine.DEEPSPEED, zero=make_zero(stage=2, offload_optimizer=Offload.CPU))
+    written = with_host(replace(config, gpus_per_node=4), 50 * GIB, scheduler="slurm")
+    text = written["job.sbatch"]
+    assert "#SBATCH --exclusive\n#SBATCH --mem=0\n" in text
+    assert "--cpus-per-task" not in text
+    assert "srun --kill-on-bad-exit=1 --cpu-bind=none bash" in text
+    launcher = written["launch.sh"].replace("exec accelerate launch", 'echo "threads=$OMP_NUM_THREADS"; exit;')
+    cores = len(os.sched_getaffinity(0))
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    for given, threads in ((environment, max(1, cores // 4)), (environment | {"OMP_NUM_THREADS": "7"}, 7)):
+        run = subprocess.run(["bash", "-s"], input=launcher, env=given, capture_output=True, text=True)
+        assert run.stdout == f"threads={threads}\n", run.stderr
+
+
+def test_schedulers_place_a_run_where_its_host_memory_is() -> None:
+    config = replace(make_config(engine=Engine.FSDP, method=Method.FULL), gpus_per_node=8)
+    job = with_host(config, 7 * GIB, scheduler="kubernetes", image="i", volume="v")["trainjob.yaml"]
+    asked = list(yaml.safe_load_all(job))[1]["spec"]["trainer"]["resourcesPerNode"]["requests"]
+    assert asked == {"cpu": "24", "memory": "7Gi"}
+    task = yaml.safe_load(with_host(config, 7 * GIB, scheduler="skypilot", accelerator="H100")["sky.yaml"])
+    assert task["resources"]["memory"] == "7+"
 
 
 def test_kubeflow_reads_the_job_and_mounts_the_files() -> None:
@@ -126,7 +171,8 @@ def test_kubeflow_reads_the_job_and_mounts_the_files() -> None:
 
 def test_skypilot_task_copies_the_folder_and_names_the_first_node(tmp_path: Path) -> None:
     task = yaml.safe_load(files(scheduler="skypilot", accelerator="H100", image="registry/train:1")["sky.yaml"])
-    assert task["resources"] == {"accelerators": "H100:8", "image_id": "docker:registry/train:1"}
+    asked = {"accelerators": "H100:8", "cpus": "24+", "memory": "1+", "image_id": "docker:registry/train:1"}
+    assert task["resources"] == asked
     assert (task["num_nodes"], task["workdir"], task["name"]) == (2, ".", "my-spec-2")
     folder = tmp_path / "the out"
     folder.mkdir()

@@ -7,7 +7,9 @@ import shlex
 from itertools import pairwise
 from typing import Any
 
+from memc.config import Offload, TrainingConfig
 from memc.plan import Plan
+from memc.units import GIB, ceil_div
 
 SBATCH = "job.sbatch"
 SKYPILOT = "sky.yaml"
@@ -47,13 +49,43 @@ def slurm_values(plan: Plan, spec_name: str, command: str) -> dict[str, Any]:
         "partition": run.partition,
         "account": run.account,
         "time_limit_hours": run.time_limit_hours,
+        "whole_node": steps_on_host(config),
+        "cpus": cpus_per_node(config),
+        "host_gib": host_gib(plan),
     }
+
+
+def steps_on_host(config: TrainingConfig) -> bool:
+    """Whether the optimizer steps on the CPU: its time is that of all cores and of all of a node's memory."""
+    return config.offload_optimizer is not Offload.NONE
+
+
+def cpus_per_node(config: TrainingConfig) -> int:
+    """Returns the cores that the processes of a node keep busy.
+
+    Each has the thread of Python, which also reads the data, and autograd's thread of its GPU; NCCL adds one where
+    there are several. Source: torch/csrc/autograd/engine.cpp (a thread for each device), NCCL src/proxy.cc.
+    """
+    return config.gpus_per_node * (2 if config.world_size == 1 else 3)
+
+
+def host_gib(plan: Plan) -> int:
+    """Returns what a run needs of a node's memory, in whole GiB: its fullest moment, reading a checkpoint included.
+
+    Source: the plan's ledger of the host.
+    """
+    host = plan.ledger.host
+    return max(1, ceil_div(max(host.required_bytes, *host.by_moment.values()) + host.uncertainty_bytes, GIB))
 
 
 def skypilot_task(plan: Plan, spec_name: str, command: str) -> dict[str, Any]:
     """Returns a SkyPilot task. Its working folder is the one it is started from, copied to every node."""
     folder = shlex.quote(output_folder(command))
-    resources: dict[str, Any] = {"accelerators": f"{plan.run.accelerator}:{plan.config.gpus_per_node}"}
+    resources: dict[str, Any] = {
+        "accelerators": f"{plan.run.accelerator}:{plan.config.gpus_per_node}",
+        "cpus": f"{cpus_per_node(plan.config)}+",
+        "memory": f"{host_gib(plan)}+",
+    }
     if plan.run.image:
         resources["image_id"] = f"docker:{plan.run.image}"
     run = [
@@ -106,7 +138,10 @@ def kubernetes_documents(plan: Plan, spec_name: str, files: dict[str, str]) -> l
             "numNodes": config.nodes,
             "numProcPerNode": config.gpus_per_node,
             "command": ["bash", "-c", "\n".join(script)],
-            "resourcesPerNode": {"limits": {resource: str(config.gpus_per_node)}},
+            "resourcesPerNode": {
+                "limits": {resource: str(config.gpus_per_node)},
+                "requests": {"cpu": str(cpus_per_node(config)), "memory": f"{host_gib(plan)}Gi"},
+            },
         },
         "runtimePatches": [{"manager": "memc", "trainingRuntimeSpec": {"template": {"spec": patch}}}],
     }

@@ -259,6 +259,7 @@ def launcher_branches(config: TrainingConfig) -> dict[str, Any]:
         "deepspeed": config.engine is Engine.DEEPSPEED,
         "single": config.engine is Engine.SINGLE,
         "expandable_segments": config.expandable_segments,
+        "optimizer_on_host": config.offload_optimizer is not Offload.NONE,
         "multi_node": config.nodes > 1,
         "nodes": config.nodes,
         "last_node": config.nodes - 1,
