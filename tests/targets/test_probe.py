@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_extensions import framework_environment
 
 torch = pytest.importorskip("torch")
 
+from memc.errors import ExitCode  # noqa: E402
 from memc.facts.measured import read_measured  # noqa: E402
 from memc.probing import cards, hosts  # noqa: E402
 from memc.units import MIB  # noqa: E402
@@ -78,3 +80,43 @@ def test_the_command_writes_a_file_that_plans_read(tmp_path: Path) -> None:
         [sys.executable, "-m", "memc", "explain", "spec.yaml"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert "figures measured on t4 stand in for the catalogue's (m.yaml)" in " ".join(said.stdout.split())
+
+
+@pytest.mark.slow
+def test_the_rate_of_deepspeeds_adam_comes_back_however_long_its_operator_takes_to_compile(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    command = [sys.executable, "-m", "memc", "probe", "--seconds", "10", "--only", "deepspeed-adam", "--json"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=framework_environment(), capture_output=True, text=True, check=True
+    )
+    document = json.loads(done.stdout)
+    assert document["absent"] == {}
+    assert document["host"]["figures"]["host_adam_params_per_second"]["median"] > 1e5
+
+
+@pytest.mark.slow
+def test_an_operator_that_another_process_left_locked_is_said_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    pytest.importorskip("deepspeed")
+    lock = tmp_path / "operators/cpu_adam/lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    command = [sys.executable, "-m", "memc", "probe", "--seconds", "2", "--only", "deepspeed-adam", "--json"]
+    environment = framework_environment() | {"TORCH_EXTENSIONS_DIR": str(tmp_path / "operators")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert f"rm {lock}" in json.loads(done.stdout)["absent"]["deepspeed-adam"]
+    assert lock.exists()
+
+
+@pytest.mark.parametrize(
+    ("torch_module", "said"),
+    [('raise ValueError("no torch for you")', "no torch for you"), ("import os; os.kill(os.getpid(), 9)", "signal 9")],
+)
+def test_a_process_that_measures_nothing_says_why(tmp_path: Path, torch_module: str, said: str) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text(torch_module, encoding="utf-8")
+    command = [sys.executable, "-m", "memc", "probe", "--seconds", "2", "--only", "host-memory"]
+    environment = framework_environment() | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == ExitCode.VERIFICATION_FAILED
+    assert "error[probe-stopped]" in done.stderr
+    assert said in done.stderr

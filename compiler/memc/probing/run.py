@@ -29,6 +29,8 @@ _GRACE = 1.5
 _LAST_SECONDS = 3.0
 _START_SECONDS = 120.0
 """For importing torch, before the time counts."""
+_ENDING_SECONDS = 1.0
+_WENT_ON = "it went on until its time was over"
 _COMPILE_SECONDS = 600.0
 """For compiling an operator, which does not count either."""
 
@@ -123,7 +125,7 @@ def probe(
         answers[answer["part"]] = answer
         if on_line is not None:
             on_line(f"{answer['part']}: {answer.get('absent', 'measured')}")
-    if not answers:
+    if not answers and not (machine and "".join(errors).endswith(_WENT_ON)):
         raise _stopped("".join(errors))
     late = {name: "the time was over" for name in wanted if name not in answers}
     if preparing in late:
@@ -161,10 +163,19 @@ def _answers(asked: dict[str, Any], limit_seconds: float, errors: list[str]) -> 
         try:
             yield from _lines(process.stdout.fileno(), limit_seconds)
         finally:
+            how = _how_it_ended(process)
             _end(process)
             process.stdout.close()
             talk.seek(0)
-            errors.append(talk.read()[-2000:])
+            errors.append(f"{talk.read()[-2000:]}\n{how}")
+
+
+def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """Returns how a process ended by itself, or that it did not."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(_ENDING_SECONDS)
+        return f"it was ended by signal {-code}" if code < 0 else f"it exited {code}"
+    return _WENT_ON
 
 
 def _lines(handle: int, limit_seconds: float) -> Iterator[dict[str, Any]]:
@@ -200,7 +211,7 @@ def _stopped(errors: str) -> MemcError:
     lines = tuple(line for line in errors.splitlines() if line.strip())[-6:]
     finding = Diagnostic(
         code="probe-stopped",
-        message="the process that measures ended, or was not ready in time, before anything was measured",
+        message="the process that measures ended before anything was measured, or was not ready in time",
         context=lines,
         hint="run python -c 'import torch; torch.cuda.init()' in the same environment to see why",
     )
