@@ -105,3 +105,15 @@ def test_too_small_a_card_runs_out_where_the_ledger_says(full: Path, phase: str,
     assert f" in {phase}. The ledger says {phase}: " in finding["message"]
     assert "Tried to allocate" in " ".join(finding["context"])
     assert "rehearsed" not in (copy / "memc.lock").read_text()
+
+
+def test_a_4_bit_base_never_lies_whole_on_a_gpu_of_eight(tmp_path: Path) -> None:
+    """FSDP cuts each layer as it is quantised: loading takes what the ledger says, and less than the whole base."""
+    config = make_config(engine=Engine.FSDP, method=Method.QLORA, gpus_per_node=8, eval_batch_size=0, max_length=256)
+    folder = folder_of(tmp_path, config)
+    code, found = rehearse(folder, "--ranks", "0")
+    assert code == 0, found["diagnostics"]
+    load = found["ranks"][0]["phases"][0]
+    assert load["phase"] == "load"
+    assert load["allocated_bytes"] == pytest.approx(load["ledger_bytes"], rel=0.03)
+    assert load["allocated_bytes"] < 106e6 / 2 + 2 * 49152 * 576  # 4-bit linears, and the embedding
