@@ -11,7 +11,7 @@ from memc.config import Attention, Engine, LossHead, Method, Optimizer, Referenc
 from memc.plan import Infeasible, Plan
 from memc.spec import LoadedSpec, Spec
 from memc.spec_errors import field_paths
-from memc.units import format_gib
+from memc.units import format_gib, format_seconds
 
 UNUSED = "not used"
 
@@ -163,7 +163,7 @@ def _run(spec: Spec, plan: Plan) -> dict[str, _Decision]:
     cadence = "once per epoch" if per_epoch else "the length of an epoch is unknown"
     decided = {
         "training.learning_rate": _Decision(value=run.learning_rate, reason=_rate_reason(plan.config)),
-        "training.save_steps": _Decision(value=run.save_steps, reason=cadence),
+        "training.save_steps": _Decision(value=run.save_steps, reason=_saves(plan, spec) or cadence),
         "training.eval_steps": _Decision(
             value=run.eval_steps, reason=cadence if spec.data.eval is not None else "there is no evaluation file"
         ),
@@ -178,6 +178,16 @@ def _run(spec: Spec, plan: Plan) -> dict[str, _Decision]:
         counted = "counted in the training file" if plan.total_steps is not None else "the training file is not here"
         decided["data.samples"] = _Decision(value=None, reason=counted)
     return decided
+
+
+def _saves(plan: Plan, spec: Spec) -> str:
+    """Returns how much time lies between two checkpoints, where it is less than an epoch; empty otherwise."""
+    mean, epochs = plan.clock.mean_step_seconds, spec.training.epochs
+    if mean is None or plan.clock.unknown or plan.total_steps is None or not epochs:
+        return ""
+    less = plan.run.save_steps < max(1, round(plan.total_steps / epochs))
+    limit = f", of the {plan.run.time_limit_hours} h of a job" if plan.run.time_limit_hours else ""
+    return f"about every {format_seconds(plan.run.save_steps * mean)}{limit}" if less else ""
 
 
 def _rate_reason(config: TrainingConfig) -> str:

@@ -134,7 +134,7 @@ class Training(Section):
     seed: Annotated[int, _count(2**32 - 1, least=0)] = 42
     """Seed of every random number."""
     save_steps: StepsOrOff | None = None
-    """Optimizer steps between checkpoints; 0 switches saving off; once per epoch when not given."""
+    """Optimizer steps between checkpoints; 0 switches saving off; once per epoch or about every hour when not given."""
     eval_steps: StepsOrOff | None = None
     """Optimizer steps between evaluations; 0 switches them off; needs `data.eval`."""
     logging_steps: Steps = 10

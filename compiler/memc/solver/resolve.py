@@ -27,6 +27,7 @@ from memc.ladder import LADDER, Dimension, Situation, Technique, technique_names
 from memc.ledger.adapted import without_adapters
 from memc.ledger.constants import LedgerFacts
 from memc.plan import Budget, PreferenceSettings, RunSettings
+from memc.solver.cadence import longest_loss_seconds
 from memc.solver.combinations import refused_combinations
 from memc.solver.engines import engine_contradictions, fsdp_settings, pinned_engine, wants_fsdp, zero_settings
 from memc.solver.images import (
@@ -43,7 +44,6 @@ from memc.units import ceil_div, format_gib
 
 _RESERVE_PART = 50
 _LORA_RANK = {Task.SFT: 32, Task.PRETRAIN: 64, Task.DPO: 32, Task.CLASSIFICATION: 16}
-_LONGEST_LOSS_SECONDS = 3600
 _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
 # Source: trl 1.16.0, the commands at the top of scripts/dpo.py.
 _PREFERENCE_LEARNING_RATE = {Method.FULL: 5e-7, Method.LORA: 5e-6, Method.QLORA: 5e-6}
@@ -211,12 +211,13 @@ def run_settings(
 ) -> RunSettings:
     """Returns what the emitted script needs beyond the configuration.
 
-    Unless the spec says how often, a checkpoint is written once per epoch, or about every hour where that is sooner.
+    Unless the spec says how often, a checkpoint is written once per epoch, or about every hour where that is sooner,
+    and more often where a job is short.
     """
     spec, training = loaded.spec, loaded.spec.training
     usual = _PREFERENCE_LEARNING_RATE if spec.task is Task.DPO else _LEARNING_RATE
     rate = training.learning_rate if training.learning_rate is not None else usual[config.method]
-    hourly = max(1, round(_LONGEST_LOSS_SECONDS / mean_step_seconds))
+    hourly = max(1, round(longest_loss_seconds(spec.launch) / mean_step_seconds))
     save = training.save_steps if training.save_steps is not None else min(steps_per_epoch or 500, hourly)
     evaluate = 0
     if spec.data.eval is not None:

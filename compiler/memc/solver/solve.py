@@ -13,6 +13,7 @@ from memc.errors import MemcError
 from memc.facts import GpuFacts, ModelFacts, facts_read
 from memc.ledger import Estimator, ledger_facts
 from memc.plan import Infeasible, Plan
+from memc.solver.cadence import limit_warnings
 from memc.solver.frames import Frame, Line
 from memc.solver.kept import Kept
 from memc.solver.limits import time_contradictions
@@ -201,10 +202,11 @@ def _plan(machine: Machine, best: Timed) -> Plan:
     total = best.time.total_seconds
     mean = best.time.step_seconds if total is None or not steps else total / steps
     climbed = trail(machine, chosen)
+    run = run_settings(question.loaded, config, per_epoch, mean)
     return Plan(
         name=question.loaded.name,
         config=config,
-        run=run_settings(question.loaded, config, per_epoch, mean),
+        run=run,
         model=question.model,
         gpu=question.gpu,
         ledger=chosen.price.ledger(),
@@ -217,6 +219,6 @@ def _plan(machine: Machine, best: Timed) -> Plan:
         considered=machine.space().considered,
         facts={},
         provenance=provenance(machine, chosen),
-        warnings=warnings(machine, chosen, best.time),
+        warnings=(*limit_warnings(run, best.time), *warnings(machine, chosen, best.time)),
         reasons=reasons(machine, best, climbed),
     )
