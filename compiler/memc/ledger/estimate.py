@@ -18,7 +18,7 @@ from memc.ledger.fsdp import fsdp_head_entries, fsdp_parameter_entries, fsdp_sta
 from memc.ledger.fsdp_host import fsdp_host_entries
 from memc.ledger.host import host_entries
 from memc.ledger.image_shapes import idle_params
-from memc.ledger.loss import book_layer_blocks, loss_entries
+from memc.ledger.loss import book_layer_blocks, book_layer_pieces, loss_entries
 from memc.ledger.nvme import checkpoint_host_entries, nvme_entries
 from memc.ledger.parts import Part, held_bytes
 from memc.ledger.reentrant import held_input_entries
@@ -123,6 +123,7 @@ def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, fact
 def _activations(model: ModelFacts, config: TrainingConfig, _counts: ParamCounts, facts: LedgerFacts) -> Bill:
     bill = activation_bill(model, config, facts)
     book_layer_blocks(bill, config, facts)
+    book_layer_pieces(bill, model, config, facts)
     return bill
 
 

@@ -8,6 +8,7 @@ from memc.ledger.checkpoints import checkpoint_entries
 from memc.ledger.constants import LedgerFacts
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Account, Entry, Moment
+from memc.ledger.partitions import sub_groups, trained_matrices
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, host_entry
 from memc.ledger.states import ParamCounts, adam_bytes
 from memc.ledger.zero import flattened_on_gpu
@@ -45,7 +46,7 @@ def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts,
             )
         )
     if config.zero is not None and config.zero.offload_optimizer is Offload.CPU:
-        entries += _offloaded_optimizer(config, counts)
+        entries += _offloaded_optimizer(model, config, counts)
     if config.zero is not None and config.zero.offload_param is Offload.CPU:
         share = ceil_div(counts.total, config.world_size)
         pinned = next_power_of_two(2 * share)
@@ -57,6 +58,18 @@ def host_entries(model: ModelFacts, config: TrainingConfig, counts: ParamCounts,
                 ALWAYS,
                 f"{ranks} ranks x 2 B x {share} elements, pinned: rounded up to {pinned} B",
                 "DeepSpeed stage3.py param_groups_fp16_flat_cpu_memory; torch CachingHostAllocator",
+            )
+        )
+        alone = _pinned_alone_bytes(model, config.world_size)
+        entries.append(
+            host_entry(
+                "parameters-before-flattening",
+                Account.PARAMETERS,
+                ranks * alone,
+                ALWAYS,
+                f"{ranks} ranks x {alone} B of shards that were pinned one by one as they were cut, each rounded up to "
+                "a power of two, and stay with the allocator",
+                "DeepSpeed partition_parameters.py _partition_param; torch CachingHostAllocator",
             )
         )
     if config.optimizer in (Optimizer.PAGED_ADAMW_8BIT, Optimizer.PAGED_ADAMW):
@@ -98,16 +111,25 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
     return [host_entry("checkpoint-in-memory", Account.PARAMETERS, size, _LOAD, text, "transformers from_pretrained")]
 
 
-def _offloaded_optimizer(config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
+def _pinned_alone_bytes(model: ModelFacts, ranks: int) -> int:
+    """Returns what 16-bit shards of all matrices take of one rank's host when each is pinned by itself."""
+    sizes = [(linear.weight_params, count) for linear, count in model.linear_modules()]
+    sizes += [(one.params, group.count) for group in model.groups for one in group.block.tensors]
+    sizes += [(model.embedding_params, 1), (model.head_params, 1)]
+    return sum(count * next_power_of_two(2 * ceil_div(size, ranks)) for size, count in sizes)
+
+
+def _offloaded_optimizer(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> list[Entry]:
     """Returns masters, moments and gradient buffers that DeepSpeed keeps in host memory."""
     assert config.zero is not None and config.engine is Engine.DEEPSPEED
     ranks = config.gpus_per_node
     share = ceil_div(counts.trainable, config.world_size)
     stage3 = config.zero.stage == 3
-    unit = min(share, config.zero.sub_group_elements) if stage3 else share
-    groups = ceil_div(share, unit) if unit else 0
     master_size, moment = config.zero.master_bytes, config.zero.moment_bytes
-    pinned_fp32 = groups * next_power_of_two(master_size * unit)
+    groups: tuple[int, ...] = (share,)
+    if stage3:
+        groups = sub_groups(trained_matrices(model, config), config.world_size, config.zero.sub_group_elements)
+    pinned_fp32 = sum(next_power_of_two(master_size * group) for group in groups)
     pinned_16bit = next_power_of_two(2 * share)
     master = master_size * share if stage3 else pinned_fp32
     source = "DeepSpeed stage3.py" if stage3 else "DeepSpeed stage_1_and_2.py"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.config import LossHead, Task, TrainingConfig
+from memc.config import LossHead, Method, Task, TrainingConfig
 from memc.facts.records import ModelFacts
 from memc.ledger.bill import Bill
 from memc.ledger.constants import MEMC_STACK, LedgerFacts
@@ -51,6 +51,35 @@ def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) ->
         lambda: f"{left} B of a layer's forward pass, freed, and too small for what the loss asks for",
         "torch CUDACachingAllocator.cpp get_free_block",
     )
+
+
+def book_layer_pieces(bill: Bill, model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> None:
+    """Adds what a checkpointed layer of a 4-bit base leaves free in backward, in blocks too small for its largest one.
+
+    The layer is computed again and then run backward, and both ask for dequantised weights, and for outputs of another
+    size where those were: the place that the largest of them had is cut up before it is asked for again.
+
+    Args:
+        bill: That of the layers.
+        model: The model.
+        config: The configuration.
+        facts: Which stack runs.
+    """
+    if config.method is not Method.QLORA or not config.checkpoint_every or facts.stack != MEMC_STACK:
+        return
+    linears = [linear for group in model.groups for linear in group.block.linears]
+    weight = 2 * max(linear.weight_params for linear in linears)
+    output = dtypes(config).compute * config.micro_batch_tokens * max(linear.out_features for linear in linears)
+    piece = max(weight, output)
+    for moment in (Moment.BACKWARD_FIRST_LAYER, Moment.BACKWARD_LAST_LAYER):
+        bill.add(
+            f"{ALLOCATOR}layer-pieces",
+            Account.ACTIVATIONS,
+            2 * piece,
+            moment,
+            lambda: f"2 x {piece} B of a layer's largest dequantised weight or output, recomputed and run backward",
+            "bitsandbytes autograd MatMul4Bit; torch CUDACachingAllocator.cpp get_free_block",
+        )
 
 
 def _narrow_logits(model: ModelFacts, config: TrainingConfig) -> list[Entry]:

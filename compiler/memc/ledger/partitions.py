@@ -71,8 +71,8 @@ def _block_matrices(block: Block, config: TrainingConfig) -> list[int]:
 
 
 @cache
-def largest_sub_group(matrices: tuple[int, ...], ranks: int, limit: int) -> int:
-    """Returns this rank's elements of the largest of the groups that ZeRO-3 steps through one after the other.
+def sub_groups(matrices: tuple[int, ...], ranks: int, limit: int) -> tuple[int, ...]:
+    """Returns this rank's elements of each of the groups that ZeRO-3 steps through one after the other.
 
     Args:
         matrices: Elements of each parameter, in order; each is cut into `ranks` parts.
@@ -81,13 +81,18 @@ def largest_sub_group(matrices: tuple[int, ...], ranks: int, limit: int) -> int:
 
     Source: DeepSpeed runtime/zero/stage3.py _create_fp16_sub_groups.
     """
-    largest = current = 0
+    found, current = [], 0
     for size in matrices:
         current += ceil_div(size, ranks)
-        largest = max(largest, current)
         if current >= limit:
+            found.append(current)
             current = 0
-    return largest
+    return (*found, current) if current else tuple(found)
+
+
+def largest_sub_group(matrices: tuple[int, ...], ranks: int, limit: int) -> int:
+    """Returns the largest of `sub_groups`; arguments are theirs."""
+    return max(sub_groups(matrices, ranks, limit), default=0)
 
 
 @cache

@@ -311,7 +311,10 @@ def _host_bytes(promise: Promise) -> int:
 
 
 def _with_host(reports: tuple[RankReport, ...], path: Path) -> tuple[RankReport, ...]:
-    """Returns the reports with what the planned host would hold: pages that were never touched here, pinned memory."""
+    """Returns the reports with what the planned host would hold: pages that were never touched here, pinned memory.
+
+    Pinned memory is resident where it is real. Each counts at its own largest: that they coincide is assumed.
+    """
     try:
         sizes = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -320,7 +323,9 @@ def _with_host(reports: tuple[RankReport, ...], path: Path) -> tuple[RankReport,
     return tuple(
         replace(
             report,
-            host_rss_peak_bytes=(report.host_rss_peak_bytes or 0) + int(sizes["untouched_bytes"]),
+            host_rss_peak_bytes=(report.host_rss_peak_bytes or 0)
+            + int(sizes["untouched_bytes"])
+            + int(sizes["pinned_bytes"]),
             host_pinned_peak_bytes=int(sizes["pinned_bytes"]),
         )
         for report in reports
