@@ -133,12 +133,40 @@ def test_names_follow_the_release() -> None:
 
 
 def test_requirements_name_the_release_and_ranges_of_the_others() -> None:
-    asked = requirements(make_run(libraries=(("transformers", "4.57.6"),)))
+    asked = requirements(make_plan(run=make_run(libraries=(("transformers", "4.57.6"),))))
     assert asked["transformers"] == "==4.57.6"
     assert asked["datasets"] == load_fact("stack.datasets_known").value
-    assert requirements(make_run())["datasets"] == load_fact("stack.datasets_range").value
+    assert requirements(make_plan())["datasets"] == load_fact("stack.datasets_range").value
     for package in asked:
         tested, known = load_fact(f"stack.{package}").value, str(load_fact(f"stack.{package}_known").value)
         assert in_range(str(tested), str(load_fact(f"stack.{package}_range").value))
         assert in_range(str(tested), known)
     assert replace(make_run(), libraries=()) == make_run()
+
+
+def test_cards_that_the_build_of_the_index_leaves_out_get_one_that_runs(tmp_path: Path) -> None:
+    release = load_fact("stack.torch").value
+    for card, tag, named in (
+        ("v100-sxm2-32gb", "cu126", {}),
+        ("mi300x", "rocm7.2", {}),
+        ("v100-sxm2-32gb", "cu126", {"torch": "2.14.1"}),
+    ):
+        plan = answered(tmp_path, named, hardware={"gpu": card})
+        assert isinstance(plan, Plan)
+        lines = render(plan, spec_name="s.yaml", command="c")["requirements.txt"].splitlines()
+        assert f"torch=={named.get('torch', release)}+{tag}" in lines
+        assert f"--extra-index-url https://download.pytorch.org/whl/{tag}" in lines
+        assert any(f"requirements.txt takes the {tag} build" in line for line in plan.warnings)
+    plan = answered(tmp_path, {}, hardware={"gpu": "t4"})  # compute capability 7.5, where the build of PyPI begins
+    assert isinstance(plan, Plan)
+    assert "--extra-index-url" not in render(plan, spec_name="s.yaml", command="c")["requirements.txt"]
+    assert not any("requirements.txt" in line for line in plan.warnings)
+
+
+def test_a_release_of_torch_without_the_card_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MemcError) as refused:
+        answered(tmp_path, {"torch": "2.15.0"}, hardware={"gpu": "v100-sxm2-32gb"})
+    (found,) = refused.value.diagnostics
+    assert found.code == "library-lacks-card"
+    assert "torch from PyPI begins with compute capability 7.5, and Tesla V100-SXM2-32GB has 7.0" in found.message
+    assert isinstance(answered(tmp_path, {"torch": "2.15.0"}), Plan)

@@ -6,6 +6,7 @@ from typing import Any
 
 import memc
 from memc.config import Engine
+from memc.facts.builds import torch_build
 from memc.plan import Plan
 from memc.render.documents import ACCELERATE, DS_CONFIG, PEFT_CONFIG, accelerate_config, ds_config, peft_config
 from memc.render.environment import environment, to_comment
@@ -74,7 +75,11 @@ def render(plan: Plan, *, spec_name: str, command: str) -> dict[str, str]:
     files[LAUNCH] = _text("launch/launch.sh.j2", header, **launcher_branches(plan.config))
     check_shell(LAUNCH, files[LAUNCH])
     files[REQUIREMENTS] = _text(
-        "requirements/requirements.txt.j2", header, **requirement_branches(plan), asked=requirements(plan.run)
+        "requirements/requirements.txt.j2",
+        header,
+        **requirement_branches(plan),
+        asked=requirements(plan),
+        build=torch_build(plan.gpu),
     )
     for name in (ACCELERATE, TRAIN, LAUNCH, REQUIREMENTS):
         check_comment_header(name, files[name], lines)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memc.facts import load_fact
-from memc.plan import RunSettings
+from memc.facts.builds import torch_build
+from memc.plan import Plan, RunSettings
 from memc.rules.records import in_range, release_of
 
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "deepspeed", "bitsandbytes", "datasets")
@@ -32,10 +33,16 @@ def argument_branches(run: RunSettings) -> dict[str, Any]:
     }
 
 
-def requirements(run: RunSettings) -> dict[str, str]:
-    """Returns what requirements.txt asks for of each package: the release that the spec names, else a range."""
-    named = dict(run.libraries)
-    return {package: f"=={named[package]}" if package in named else _range(package, named) for package in _PACKAGES}
+def requirements(plan: Plan) -> dict[str, str]:
+    """Returns what requirements.txt asks for of each package: the release that the spec names, else a range.
+
+    For a card that the build of torch of PyPI does not run on, one release of the build that does: of a range, pip
+    could take a later release of PyPI instead.
+    """
+    named = dict(plan.run.libraries)
+    asked = {package: f"=={named[package]}" if package in named else _range(package, named) for package in _PACKAGES}
+    build = torch_build(plan.gpu)
+    return asked if build is None else asked | {"torch": f"=={release(plan.run, 'torch')}+{build.tag}"}
 
 
 def _range(package: str, named: dict[str, str]) -> str:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from memc.config import TrainingConfig
 from memc.errors import Diagnostic
-from memc.facts import load_fact
+from memc.facts import GpuFacts, load_fact
+from memc.facts.builds import torch_build
 from memc.ladder import LADDER
 from memc.ladder.technique import Situation
 from memc.rules import Rule, Severity, broken_rules, facts_of, message
@@ -51,7 +52,24 @@ def unknown_releases(loaded: LoadedSpec) -> list[Diagnostic]:
     return found
 
 
-def library_notes(loaded: LoadedSpec) -> list[str]:
+def builds_without_card(loaded: LoadedSpec, gpu: GpuFacts) -> list[Diagnostic]:
+    """Returns a diagnostic where the release of torch that the spec names was not built for its card."""
+    build, named = torch_build(gpu), loaded.spec.libraries.torch
+    if build is None or named is None or not build.releases or in_range(named, build.releases):
+        return []
+    text = f"torch {named} has no build for {gpu.name}: {build.reason}, and {build.tag} is built of {build.releases}"
+    hint = f"write a release in {build.releases}, or remove the line"
+    return [loaded.diagnostic("libraries.torch", "library-lacks-card", text, hint)]
+
+
+def library_notes(loaded: LoadedSpec, gpu: GpuFacts) -> list[str]:
+    """Returns sentences: on the build of torch that the card needs, on releases with which nothing was run."""
+    build = torch_build(gpu)
+    needed = [] if build is None else [f"{build.reason}: requirements.txt takes the {build.tag} build of {build.index}"]
+    return [*needed, *_untried(loaded)]
+
+
+def _untried(loaded: LoadedSpec) -> list[str]:
     """Returns a sentence for the releases whose names were read, but with which nothing was run."""
     untried = [
         f"{package} {release}"

@@ -38,7 +38,7 @@ from memc.solver.images import (
     sequence_tokens,
     skipped_stacks,
 )
-from memc.solver.releases import broken_notes, broken_techniques, library_notes, unknown_releases
+from memc.solver.releases import broken_notes, broken_techniques, builds_without_card, library_notes, unknown_releases
 from memc.spec import Data, LoadedSpec, ModuleSet, Pin, Spec
 from memc.units import ceil_div, format_gib
 
@@ -160,7 +160,7 @@ def resolve(
     )
     kept = _fulfilled(loaded, config, situation)
     broken = broken_techniques(loaded, config, situation)
-    assumptions = (*assumptions, *library_notes(loaded), *broken_notes(broken))
+    assumptions = (*assumptions, *library_notes(loaded, gpu), *broken_notes(broken))
     return Question(
         loaded=loaded,
         model=model,
@@ -264,7 +264,7 @@ def _preference_settings(spec: Spec) -> PreferenceSettings:
 def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> list[Diagnostic]:
     """Returns what the spec asks and the facts forbid."""
     spec, pin = loaded.spec, loaded.spec.pin
-    found: list[Diagnostic] = unknown_releases(loaded)
+    found: list[Diagnostic] = [*unknown_releases(loaded), *builds_without_card(loaded, gpu)]
 
     def add(field: str, code: str, message: str, hint: str) -> None:
         found.append(loaded.diagnostic(field, code, message, hint))
