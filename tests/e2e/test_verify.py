@@ -43,11 +43,11 @@ def verify(folder: Path, *options: str, **environment: str) -> subprocess.Popen[
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """Returns the document of a call that passed."""
+    """Returns the document of a call that passed, with what it printed while it ran."""
     out, err = process.communicate(timeout=1200)
     assert process.returncode == 0, err[-4000:] + out[-2000:]
     document: dict[str, Any] = json.loads(out)
-    return document
+    return document | {"printed": err}
 
 
 def kept(folder: Path) -> list[dict[str, Any]]:
@@ -76,15 +76,19 @@ def test_a_whole_verdict_without_data_weights_or_card(tmp_path: Path, small: Pat
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
 
-@pytest.mark.parametrize("engine", [Engine.DEEPSPEED, Engine.FSDP])
-def test_shards_on_two_processes_are_weighed_and_resumed(tmp_path: Path, small: Path, engine: Engine) -> None:
+@pytest.mark.parametrize(
+    ("engine", "stage"), [(Engine.DEEPSPEED, 2), (Engine.DEEPSPEED, 3), (Engine.FSDP, 0), (Engine.DDP, 0)]
+)
+def test_every_engine_evaluates_saves_and_resumes_and_its_states_are_weighed(
+    tmp_path: Path, small: Path, engine: Engine, stage: int
+) -> None:
     config = make_config(
-        method=Method.FULL, engine=engine, stage=2 if engine is Engine.DEEPSPEED else 0, max_length=32, packing=False,
-        eval_batch_size=0, gpus_per_node=2,
+        method=Method.FULL, engine=engine, stage=stage, max_length=32, packing=False, gpus_per_node=2
     )  # fmt: skip
     folder = compile_folder(
-        tmp_path / "out", config, certify=False, model=str(small), train_data="none.jsonl", save_steps=2
-    )
+        tmp_path / "out", config, certify=False, model=str(small), train_data="none.jsonl", save_steps=2,
+        eval_data="none.jsonl", eval_steps=2,
+    )  # fmt: skip
     document = ended(verify(folder, "--synthetic"))
     assert [rank["rank"] for rank in document["ranks"]] == [0, 1]
     for rank in document["ranks"]:
@@ -93,6 +97,8 @@ def test_shards_on_two_processes_are_weighed_and_resumed(tmp_path: Path, small: 
             held["optimizer_states"]["ledger_bytes"], rel=0.02
         )
         assert held["parameters"]["held_bytes"] == pytest.approx(held["parameters"]["ledger_bytes"], rel=0.02)
+    assert "eval_loss" in document["printed"]
+    assert "going on from" in document["printed"]
 
 
 def test_two_nodes_make_one_measurement(tmp_path: Path, small: Path) -> None:
