@@ -26,6 +26,7 @@ def configuration(stage: int, ranks: int = 2, loss: LossHead = LossHead.PLAIN, *
         zero=make_zero(stage, **changes),
         gpus_per_node=ranks,
         checkpoint_every=1,
+        gradient_accumulation_steps=1,
         loss=loss,
     )
 
@@ -91,5 +92,10 @@ def test_a_head_comes_beside_a_full_window() -> None:
     assert kept == 2 * head
     moved = bill(configuration(3, 8, offload_optimizer=Offload.CPU, offload_param=Offload.CPU))
     assert named(moved, "allocator-gather-stream") == 2 * (head + head // 8)
+    passes = replace(configuration(3, 8), gradient_accumulation_steps=4)
+    assert named(bill(passes), "allocator-gather-stream") == 2 * head
+    config = configuration(3, 8, offload_optimizer=Offload.CPU, offload_param=Offload.CPU)
+    passes = replace(config, gradient_accumulation_steps=4)
+    assert named(bill(passes), "allocator-gather-stream") == 2 * (2 * head + head // 8)
     tied = bill(configuration(3, 8, loss=LossHead.CHUNKED), "microsoft/Phi-4-mini-instruct")
     assert named(tied, "allocator-gather-stream") == 0

@@ -98,7 +98,7 @@ def test_offloaded_gradients_leave_nothing_in_a_stream() -> None:
 
 
 def test_offloaded_parameters_are_pinned_as_a_rehearsal_of_them_was() -> None:
-    """Each rank of two held 40.25 GiB pinned: DeepSpeed 0.19.8 with torch 2.14.1 on a phantom card."""
+    """Each rank of two held 40.25 GiB pinned: DeepSpeed 0.19.8 with torch 2.13.0 on a phantom card."""
     model, gib = load_model(MODEL, base_dir=Path()), 2**30
     zero = make_zero(3, offload_optimizer=Offload.CPU, offload_param=Offload.CPU, sub_group_elements=10**9)
     config = replace(make_config(method=Method.FULL), engine=Engine.DEEPSPEED, zero=zero, gpus_per_node=2)

@@ -272,9 +272,10 @@ def _gathering(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -
     """Returns the window of gathered parameters, and what gathering leaves in the memory of its stream.
 
     Parameters are gathered ahead until the window is full, each whole: the last of them can stand out. What a module
-    needs is gathered whether the window has room or not: the head comes when the layers fill it. A chunked loss finds a
-    head that it shares with the embedding still there. Parameters that wait on the host are copied to the card shard by
-    shard first.
+    needs is gathered whether the window has room or not: the head comes when the layers fill it. A chunked loss finds
+    a head that it shares with the embedding still there. In the second pass of the first step a plain loss's head comes
+    in one buffer with others, out of which it is copied. Parameters that wait on the host are copied to the card shard
+    by shard first.
     """
     zero = config.zero
     assert zero is not None
@@ -288,7 +289,10 @@ def _gathering(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -
     if model.tied and config.loss is LossHead.PLAIN:
         whole_head = model.embedding_params
     head = min(whole_head, counts.total - window)
-    apart = head + (ceil_div(head, ranks) if ranks else 0)
+    copied = head if config.loss is LossHead.PLAIN and config.gradient_accumulation_steps > 1 else 0
+    if zero.offload_optimizer is Offload.NONE:  # nor are there moments yet
+        copied = max(0, copied - zero.moment_bytes * ceil_div(counts.trainable, config.world_size))
+    apart = min(head + copied, counts.total - window) + (ceil_div(head, ranks) if ranks else 0)
     saved = counts.largest_module + (ceil_div(counts.largest_module, ranks) if ranks else 0)
     return [
         gpu_entry(
@@ -305,9 +309,10 @@ def _gathering(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -
             2 * apart,
             TRAINING - _STEP | {Moment.EVALUATE},
             f"2 B x {apart} elements: the head, gathered beside a full window"
+            + (", and copied out of a buffer" if copied else "")
             + (", and its shard on the way from the host" if ranks else ""),
             "DeepSpeed partitioned_param_coordinator.py _fetch_sub_module_impl, partition_parameters.py "
-            "_all_gather_sequential; torch CUDACachingAllocator.cpp",
+            "_all_gather_sequential, AllGatherCoalescedHandle.wait; torch CUDACachingAllocator.cpp",
         ),
         cached_entry(
             "gather-stream-in-step",
