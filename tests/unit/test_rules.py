@@ -123,6 +123,9 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
         replace(make_config(method=Method.LORA), task=Task.CLASSIFICATION),
         {},
     ),
+    "quantised-checkpoint-under-qlora": (make_config(method=Method.QLORA), make_config(), {"published": "mxfp4"}),
+    "quantised-checkpoint-is-dequantised": (make_config(), make_config(method=Method.QLORA), {"published": "fp8"}),
+    "fp8-checkpoint-of-part-blocks": (make_config(), make_config(method=Method.QLORA), {"published": "fp8"}),
     "zero-2-gradients-too-small": (_ZERO2, _zero(3), {"deepspeed": "0.18.2"}),
     "zero-2-gradients-of-reused-modules": (_ZERO2, _zero(3), {"deepspeed": "0.19.3"}),
     "zero-3-loads-fused-experts-at-random": (_zero(3), _ZERO2, {"experts": True, "transformers": "5.3.0"}),
@@ -151,7 +154,11 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
 
 
 def _model(given: dict[str, Any]) -> ModelFacts:
-    model = replace(make_model(), model_type=given.get("model_type", "llama"))
+    model = replace(
+        make_model(),
+        model_type=given.get("model_type", "llama"),
+        checkpoint_quantization=given.get("published", ""),
+    )
     if not given.get("experts"):
         return model
     fused = Tensor(name="mlp.experts.gate_up_proj", component=Component.EXPERTS, params=5_000_000)

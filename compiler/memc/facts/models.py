@@ -20,6 +20,8 @@ _FOLDER = "models"
 _CONFIG_NAME = "config.json"
 _BYTES_PER_PARAM = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 _UNSTATED_DTYPE = "float32"
+_DEQUANTISED = ("mxfp4", "fp8")
+"""Formats that transformers turns into 16 bits while it reads a checkpoint (`dequantize` of their configs)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +106,9 @@ def _catalogue_model(reference: str) -> ModelFacts:
     key = _catalogue_key(reference)
     record = _record(key)
     file = f"{_FOLDER}/{spec_file(_FOLDER, key).name}"
+    published = str(record.get("checkpoint_quantization") or "").partition(" ")[0]
     return model_from_config(
-        _catalogue_config(reference),
+        _catalogue_config(reference) | ({"quantization_config": {"quant_method": published}} if published else {}),
         key=reference,
         file=file,
         source=f"{file}: {record['source']}",
@@ -148,7 +151,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
     Raises:
         MemcError: As `load_model`.
     """
-    _refuse_quantized(config, file)
+    quantization = _checkpoint_quantization(config, file)
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise usage_error(
@@ -190,6 +193,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         max_position_embeddings=described.main.names.sizes.get("max_positions"),
         checkpoint_bytes_per_param=_BYTES_PER_PARAM.get(dtype, _BYTES_PER_PARAM[_UNSTATED_DTYPE]),
         checkpoint_dtype=dtype,
+        checkpoint_quantization=quantization,
         gated_hub=None,
         source=source,
         checked=checked,
@@ -276,11 +280,18 @@ def _checkpoint_dtype(config: Mapping[str, Any]) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _refuse_quantized(config: Mapping[str, Any], file: str) -> None:
+def _checkpoint_quantization(config: Mapping[str, Any], file: str) -> str:
+    """Returns the format of weights that are published quantised and can be read as others; empty without.
+
+    Raises:
+        MemcError: ``model-quantized-checkpoint`` for a format that stays quantised.
+    """
     quantization = config.get("quantization_config")
     if not quantization:
-        return
+        return ""
     method = quantization.get("quant_method", "unnamed") if isinstance(quantization, dict) else quantization
+    if method in _DEQUANTISED:
+        return str(method)
     raise usage_error(
         "model-quantized-checkpoint",
         f"{file} describes a checkpoint that is already quantised ({method}); training is planned from full weights",

@@ -412,6 +412,8 @@ class ModelFacts:
         max_position_embeddings: Longest sequence the config allows; None when unbounded.
         checkpoint_bytes_per_param: Bytes per element of the published weights (2 for bf16).
         checkpoint_dtype: Type of the published weights as torch names it (``bfloat16``).
+        checkpoint_quantization: Format of published weights that are quantised, ``mxfp4`` or ``fp8``: they are turned
+            into a type that trains while they are read; empty for others.
         gated_hub: Whether the hub asks for an accepted licence; None when unknown.
         source: Where the config comes from.
         checked: ISO date of the check.
@@ -468,6 +470,7 @@ class ModelFacts:
     embedding_dropout: bool = False
     tail_sizes: tuple[tuple[str, int], ...] = ()
     tiled_loss: bool = True
+    checkpoint_quantization: str = ""
 
     @property
     def stacks(self) -> tuple[Stack, ...]:

@@ -102,7 +102,7 @@ def _load(model: ModelFacts, config: TrainingConfig, counts: ParamCounts) -> lis
             + [model.embedding_params]
         )
         size, text = ranks * 2 * largest, f"{ranks} ranks x 2 B x {largest} elements of the largest tensor"
-    elif config.zero_stage == 3:
+    elif config.zero is not None and config.zero.stage == 3 and config.zero.partitioned_at_load:
         size = types.weight * counts.total
         text = f"{types.weight} B x {counts.total} elements: rank 0 reads the checkpoint, the others get their shards"
     else:

@@ -165,6 +165,7 @@ def branches(plan: Plan) -> dict[str, Any]:
         "dpo": config.task is Task.DPO,
         "classification": config.task is Task.CLASSIFICATION,
         "auto_class": plan.model.auto_class,
+        "dequantized": plan.model.checkpoint_quantization,
         "reference_model": config.reference is Reference.MODEL,
         "adapters": config.lora is not None,
         "new_tokens": bool(plan.run.new_tokens) and config.lora is not None,

@@ -11,6 +11,8 @@ from memc.facts.records import Component, GpuFacts, ModelFacts
 from memc.rules.records import Rule, Severity
 from memc.rules.table import COMBINATIONS, load_rules
 
+_FP8_BLOCK = 128  # Source: transformers 5.24.0 utils/quantization_config.py FineGrainedFP8Config.weight_block_size
+
 
 def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[str, Any]:
     """Returns the values that rules test, by name: settings in the words of the spec, figures of model and card."""
@@ -51,10 +53,22 @@ def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[s
         "fsdp_reduces_each_micro_batch": fsdp.reduce_each_micro_batch if fsdp is not None else None,
         "model_type": model.model_type,
         "fused_expert_params": experts,
+        "checkpoint_quantization": model.checkpoint_quantization or None,
+        "linears_in_part_blocks": _linears_in_part_blocks(model),
         "gpu_bf16": gpu.bf16,
         "gpu_name": gpu.name,
     }
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def _linears_in_part_blocks(model: ModelFacts) -> int:
+    """Returns the linears of a quantised checkpoint that are larger than a block and no whole number of blocks."""
+    if not model.checkpoint_quantization:
+        return 0
+    sizes = [(linear.in_features, linear.out_features, count) for linear, count in model.linear_modules()]
+    return sum(
+        count for first, second, count in sizes if any(s > _FP8_BLOCK and s % _FP8_BLOCK for s in (first, second))
+    )
 
 
 def broken_rules(

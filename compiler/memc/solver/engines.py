@@ -50,6 +50,7 @@ def zero_settings(loaded: LoadedSpec, model: ModelFacts) -> ZeroConfig:
         overlap_comm=True if pin.overlap_comm is None else pin.overlap_comm,
         bf16_master_weights=bool(pin.bf16_master_weights or pin.bf16_optimizer_states),
         bf16_states=bool(pin.bf16_optimizer_states),
+        partitioned_at_load=not model.checkpoint_quantization,
         nvme_buffer_elements=max(largest, _int_fact("deepspeed.nvme_buffer_elements")),
         nvme_buffers=_int_fact("deepspeed.nvme_buffers"),
         nvme_resident_elements=_int_fact("deepspeed.nvme_resident_elements"),
