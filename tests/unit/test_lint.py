@@ -74,6 +74,20 @@ def test_every_finding_names_both_places(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("passed", "counts"),
+    [("--deepspeed ds.json", "ds.json counts, so it is 2"), ("", "the command line counts, so it is 3")],
+)
+def test_the_stage_that_counts_is_the_files_where_the_run_reads_it(passed: str, counts: str, tmp_path: Path) -> None:
+    files = {
+        "ds.json": '{"train_batch_size": "auto", "zero_optimization": {"stage": 2}}',
+        "train.sh": f"accelerate launch --use_deepspeed --zero_stage 3 --num_processes 2 train.py {passed}\n",
+        "accelerate.yaml": "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {zero_stage: 1}\n",
+    }
+    said = [remark.message for remark in lint_path(written(tmp_path, files), Given()).remarks]
+    assert any(message.endswith(counts) for message in said), said
+
+
+@pytest.mark.parametrize(
     ("span", "version"),
     [
         ("==4.45.1", "4.45.1"), (">=4.40,<4.46", "4.45.2"), ("~=4.44.0", "4.44.2"), ("==4.46.*", "4.46.3"),

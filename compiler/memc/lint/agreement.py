@@ -8,7 +8,7 @@ from typing import Any
 from memc.facts import load_fact
 from memc.lint.context import Context
 from memc.lint.records import Document, Kind, Place, Remark, Stated, Weight
-from memc.lint.statements import Statements, number
+from memc.lint.statements import Statements, number, reads_a_deepspeed_file
 from memc.lint.world import processes
 
 _OWNED = (
@@ -308,19 +308,28 @@ def _schedulers(statements: Statements) -> Iterator[Remark]:
 
 
 def _twice(statements: Statements) -> Iterator[Remark]:
-    """Yields remarks on what several files of an engine state for themselves; a command line counts over a file."""
+    """Yields remarks on what several files of an engine state for themselves.
+
+    A command line counts over accelerate's file, and a DeepSpeed file that the run reads over both.
+    """
     for name in _STATES_ONCE:
         stated = [item for item in statements.all(name) if not item.default and item.kind is not Kind.ARGUMENTS]
         for item in stated[1:]:
             if item.kind is stated[0].kind is Kind.LAUNCH or same(item.value, stated[0].value):
                 continue
-            command = stated[0].kind is Kind.LAUNCH
-            why = f": the command line counts, so it is {shown(stated[0].value)}" if command else ""
-            weight = Weight.WARNING if command and name != "num_processes" else Weight.ERROR
-            if command and name == "num_processes":
-                weight = Weight.WARNING
+            weight = Weight.WARNING if stated[0].kind is Kind.LAUNCH else Weight.ERROR
+            why = _what_counts(statements, stated[0])
             yield _differs(stated[0], item, "write the same in both, or remove one of the two", weight=weight, why=why)
             break
+
+
+def _what_counts(statements: Statements, stated: Stated) -> str:
+    """Returns which of several statements counts, the first of them, as the end of a sentence; empty when none does."""
+    if stated.kind is Kind.LAUNCH:
+        return f": the command line counts, so it is {shown(stated.value)}"
+    if stated.kind is Kind.DEEPSPEED and reads_a_deepspeed_file(statements.documents):
+        return f": {stated.place.path.name} counts, so it is {shown(stated.value)}"
+    return ""
 
 
 def _filled_by_nobody(statements: Statements) -> Iterator[Remark]:

@@ -48,6 +48,12 @@ _DEFAULTED = (
     "max_steps",
 )
 """Arguments whose default is a statement like any other: DeepSpeed's JSON is compared with it."""
+_BY_A_DEEPSPEED_FILE = ("zero_stage", "offload_optimizer", "offload_param")
+"""What accelerate takes from a DeepSpeed file that the run reads; its own flags and keys fill in what is auto there.
+
+Source: accelerate 1.15.0, utils/dataclasses.py DeepSpeedPlugin (fill_match with must_match off); transformers 5.24.0,
+training_args.py (a file that the arguments name is what the plugin is made of).
+"""
 _NEVER = frozenset({"auto", "none", "null", ""})
 _ON, _OFF = frozenset({"true", "yes", "on", "1"}), frozenset({"false", "no", "off", "0"})
 
@@ -88,7 +94,21 @@ def statements_of(documents: Iterable[Document], versions: Mapping[str, Version]
     for document in held:
         for stated in _defaults(document, versions):
             found.setdefault(stated.name, []).append(stated)
+    if reads_a_deepspeed_file(held):
+        for name in _BY_A_DEEPSPEED_FILE:
+            found.get(name, []).sort(key=lambda stated: stated.kind is not Kind.DEEPSPEED)
     return Statements(by_name={name: tuple(items) for name, items in found.items()}, documents=held)
+
+
+def reads_a_deepspeed_file(documents: Iterable[Document]) -> bool:
+    """Whether arguments, a command line or accelerate's file name a DeepSpeed file: then its settings count."""
+    for document in documents:
+        for steps in (("deepspeed",), ("deepspeed_config_file",), ("deepspeed_config", "deepspeed_config_file")):
+            value = document.value(*steps)
+            named = document.kind is Kind.ARGUMENTS if steps == ("deepspeed",) else document.kind is not Kind.ARGUMENTS
+            if named and value and value is not UNRESOLVED and str(value).lower() not in _NEVER:
+                return True
+    return False
 
 
 def _stated(document: Document) -> Iterator[Stated]:
