@@ -6,6 +6,7 @@ import re
 
 from memc.clock import StepTime
 from memc.config import Attention, Precision, TrainingConfig
+from memc.facts import Component
 from memc.ledger import Ledger
 from memc.ledger.dtypes import dtypes
 from memc.ledger.entries import Moment
@@ -15,6 +16,7 @@ from memc.solver.frames import Candidate
 from memc.solver.images import image_share
 from memc.solver.resolve import Question
 from memc.solver.search import Machine
+from memc.spec import ModuleSet
 from memc.units import format_gib
 
 _SLOW_OFFLOAD_SHARE = 0.5
@@ -73,6 +75,7 @@ def warnings(machine: Machine, chosen: Candidate, time: StepTime) -> tuple[str, 
         share = time.offload_seconds / time.step_seconds
         found.append(f"{share:.0%} of the step is spent on transfers and the CPU optimizer: compare with a larger card")
     found += whole_vocabulary(question, config)
+    found += without_adapters(question, config)
     found += _gathered_experts(question, config, time)
     found += combination_warnings(config, question.model, question.gpu, question.loaded.spec.libraries.named)
     if config.attention is Attention.EAGER:
@@ -104,6 +107,31 @@ def whole_vocabulary(question: Question, config: TrainingConfig) -> list[str]:
         f"{format_gib(size)} of copies, gradients and optimizer states, over all ranks that hold them, beside frozen "
         "originals; for tokens that are new, lora.new_tokens trains their rows alone (PEFT trainable_token_indices), "
         "and a chat checkpoint or spare tokens of the vocabulary need neither"
+    ]
+
+
+def without_adapters(question: Question, config: TrainingConfig) -> list[str]:
+    """Returns what of a model with experts carries no adapter though every linear was asked for.
+
+    Source: transformers 5.24.0 keeps routed experts in fused tensors, which are no linears; peft 0.21.2
+        utils/transformers_weight_conversion.py takes the names of other linears of such an MLP for those tensors.
+    """
+    model, lora = question.model, config.lora
+    experts = sum(
+        tensor.params * group.count
+        for group in model.groups
+        for tensor in group.block.tensors
+        if tensor.component is Component.EXPERTS
+    )
+    if lora is None or not experts or question.loaded.spec.lora.target_modules is not ModuleSet.ALL_LINEAR:
+        return []
+    linears = [linear for group in model.groups for linear in group.block.linears]
+    kept = tuple(dict.fromkeys(linear.name for linear in linears if not linear.adaptable))
+    others = f", and {', '.join(kept)} beside them, whose names PEFT takes for theirs," if kept else ""
+    return [
+        f"lora.target_modules all-linear adapts {', '.join(lora.target_modules)}: the routed experts, "
+        f"{experts / 1e9:.1f}B of {model.total_params / 1e9:.1f}B weights, are fused tensors and no linears; "
+        f"they{others} carry no adapter and stay as they are"
     ]
 
 
