@@ -19,6 +19,7 @@ _OWN_SEGMENT_FROM = 10 * MIB
 _OWN_SEGMENT_UNIT = 2 * MIB
 _SPLIT_REMAINDER = 1 * MIB
 _ADDRESS_SPACE = 1 << 48
+_ADDRESS_BITS = 64
 
 
 class OutOfMemoryError(RuntimeError):
@@ -39,35 +40,37 @@ class _Chunk:
 
 
 class _Pool:
-    """The free chunks of one pool, by size and then address, and the unmapped ones of its expandable segment."""
+    """The free chunks of one pool, by size and then address in one number, and what its segment has not mapped."""
 
     def __init__(self, small: bool) -> None:
         self.small = small
-        self.order: list[tuple[int, int]] = []
+        self.order: list[int] = []
         self.chunks: dict[int, _Chunk] = {}
         self.unmapped: list[_Chunk] = []
 
     def add(self, chunk: _Chunk) -> None:
         """Puts a free chunk in."""
-        insort(self.order, (chunk.size, chunk.address))
-        self.chunks[chunk.address] = chunk
+        place = chunk.size << _ADDRESS_BITS | chunk.address
+        insort(self.order, place)
+        self.chunks[place] = chunk
 
     def take(self, chunk: _Chunk) -> None:
         """Takes a free chunk out."""
-        del self.order[bisect_left(self.order, (chunk.size, chunk.address))]
-        del self.chunks[chunk.address]
+        place = chunk.size << _ADDRESS_BITS | chunk.address
+        del self.order[bisect_left(self.order, place)]
+        del self.chunks[place]
 
     def best(self, size: int, *, expandable: bool) -> _Chunk | None:
         """Returns the smallest free chunk that holds `size`.
 
         In an expandable segment a chunk counts as large as it can grow.
         """
-        place = bisect_left(self.order, (size, 0))
+        place = bisect_left(self.order, size << _ADDRESS_BITS)
         if place == len(self.order):
             return None
-        found = self.chunks[self.order[place][1]]
+        found = self.chunks[self.order[place]]
         while expandable and place + 1 < len(self.order):
-            following = self.chunks[self.order[place + 1][1]]
+            following = self.chunks[self.order[place + 1]]
             if _grown(following) >= _grown(found):
                 break
             found, place = following, place + 1
@@ -111,19 +114,20 @@ class CachingAllocator:
         """
         if size_bytes == 0:
             return
-        size = round_up(max(size_bytes, _SMALLEST), _SMALLEST)
+        size = -(-size_bytes // _SMALLEST) * _SMALLEST
         pool = self._pools[size <= _SMALL_LIMIT]
         chunk = pool.best(size, expandable=self._expandable)
         if chunk is None:
             chunk = self._grow(pool, size)
         pool.take(chunk)
         remainder = chunk.size - size
-        if remainder >= _SMALLEST if pool.small or self._expandable else remainder > _SPLIT_REMAINDER:
+        if remainder and (pool.small or self._expandable or remainder > _SPLIT_REMAINDER):
             pool.add(_split(chunk, size))
         chunk.used = True
         self._in_use[name] = chunk
         self.allocated_bytes += chunk.size
-        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+        if self.allocated_bytes > self.peak_allocated_bytes:
+            self.peak_allocated_bytes = self.allocated_bytes
 
     def release(self, name: int) -> None:
         """Takes the block of `name` back; nothing when it has none."""

@@ -120,11 +120,16 @@ def phase_peaks(record: Recording) -> dict[Phase, PhasePeak]:
     highest: dict[Phase, _Highest] = {}
     sizes = block_sizes(record)
     total = 0
+    phases: dict[tuple[int, Part], Phase] = {}
     for index, event in enumerate(record.events):
         total += event.delta * sizes[event.block]
         if 0 < event.stage_index < first:
             continue
-        best = highest.setdefault(phase_of(record, event), _Highest())
+        place = (event.stage_index, event.region.part)
+        if place not in phases:
+            phases[place] = phase_of(record, event)
+            highest.setdefault(phases[place], _Highest())
+        best = highest[phases[place]]
         if total > best.total:
             best.total, best.index, best.module = total, index, event.module
     held = _held_at(record, {best.index for best in highest.values()})
@@ -144,11 +149,11 @@ def phase_peaks(record: Recording) -> dict[Phase, PhasePeak]:
 def _held_at(record: Recording, indices: set[int]) -> dict[int, tuple[int, ...]]:
     alive: dict[int, None] = {}
     found: dict[int, tuple[int, ...]] = {}
-    for index, event in enumerate(record.events):
-        if event.delta > 0:
-            alive[event.block] = None
+    for index, (block, delta, *_) in enumerate(record.events):
+        if delta > 0:
+            alive[block] = None
         else:
-            alive.pop(event.block, None)
+            alive.pop(block, None)
         if index in indices:
             found[index] = tuple(alive)
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from memc.trace.records import BLOCK_BYTES, Owner, Part, Recording, Region, Stage
-from memc.units import round_up
 
 
 class Instant(StrEnum):
@@ -37,6 +36,9 @@ class Share(StrEnum):
     KERNEL_WORKSPACE = "kernel_workspace"
 
 
+_SHARES = {owner: Share(owner.value) for owner in Owner if owner.value in set(Share)}
+
+
 @dataclass(frozen=True)
 class Peak:
     """The largest allocated sum in some part of a step, in bytes, every block rounded up to 512."""
@@ -49,23 +51,24 @@ def peaks_by_instant(record: Recording) -> dict[Instant, Peak]:
     """Returns the peak of every instant of the last optimizer step, in the order of a step."""
     instants, sizes = _instants(record), block_sizes(record)
     at: dict[Instant, tuple[int, int]] = {}
-    total = 0
-    for index, event in enumerate(record.events):
-        before, total = total, total + event.delta * sizes[event.block]
-        instant = instants.get((event.stage_index, event.region))
-        if instant is None:
-            continue
-        if instant not in at:
-            at[instant] = (before, index - 1)
-        if total > at[instant][0]:
-            at[instant] = (total, index)
+    total = highest = 0
+    stage, where, instant = -1, None, None
+    for index, (block, delta, stage_index, region, _) in enumerate(record.events):
+        before, total = total, total + delta * sizes[block]
+        if stage_index != stage or region is not where:
+            stage, where = stage_index, region
+            instant = instants.get((stage, where))
+            if instant is not None:
+                highest = at.setdefault(instant, (before, index - 1))[0]
+        if instant is not None and total > highest:
+            at[instant], highest = (total, index), total
     shares = shares_at(record, {index for _, index in at.values()})
     return {i: Peak(at[i][0], shares[at[i][1]]) for i in Instant if i in at}
 
 
 def block_sizes(record: Recording) -> list[int]:
     """Returns what each block takes of the allocator's memory."""
-    return [round_up(block.size_bytes, BLOCK_BYTES) for block in record.blocks]
+    return [-(-block.size_bytes // BLOCK_BYTES) * BLOCK_BYTES for block in record.blocks]
 
 
 def _instants(record: Recording) -> dict[tuple[int, Region | None], Instant]:
@@ -110,8 +113,8 @@ def shares_at(record: Recording, indices: Iterable[int]) -> dict[int, dict[Share
     wanted, kept, sizes = set(indices), kept_blocks(record), block_sizes(record)
     shares: Counter[Share] = Counter()
     found: dict[int, dict[Share, int]] = {-1: {}} if -1 in wanted else {}
-    for index, event in enumerate(record.events):
-        shares[share_of(record, event.block, kept)] += event.delta * sizes[event.block]
+    for index, (block, delta, *_) in enumerate(record.events):
+        shares[share_of(record, block, kept)] += delta * sizes[block]
         if index in wanted:
             found[index] = {share: size for share, size in shares.items() if size}
     return found
@@ -122,15 +125,15 @@ def kept_blocks(record: Recording) -> set[int]:
     kept: set[int] = set()
     alive: set[int] = set()
     stage = 0
-    for event in record.events:
-        if event.stage_index != stage:
+    for block, delta, stage_index, *_ in record.events:
+        if stage_index != stage:
             if record.stages[stage] is Stage.FORWARD:
-                kept |= {block for block in alive if record.blocks[block].stage_index == stage}
-            stage = event.stage_index
-        if event.delta > 0:
-            alive.add(event.block)
+                kept |= {held for held in alive if record.blocks[held].stage_index == stage}
+            stage = stage_index
+        if delta > 0:
+            alive.add(block)
         else:
-            alive.discard(event.block)
+            alive.discard(block)
     return kept
 
 
@@ -138,7 +141,7 @@ def share_of(record: Recording, block: int, kept: set[int]) -> Share:
     """Returns what a block counts as."""
     owner = record.owners.get(block, Owner.TENSORS)
     if owner is not Owner.TENSORS:
-        return Share(owner.value)
+        return _SHARES[owner]
     return Share.SAVED if block in kept else Share.WORKING
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 BLOCK_BYTES = 512
 """Sizes of the caching allocator's blocks are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
@@ -63,8 +63,7 @@ class Owner(StrEnum):
     HOST = "host"
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """Where a run is: the part of the model and, inside the layers, the layer's index and its stack's module name.
 
     Outside the layers the index is -1 and the stack is empty.
@@ -86,8 +85,7 @@ class Block:
     module: str
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """An allocation (`delta` +1) or a release (-1) of a block, and the place and module that ran then."""
 
     block: int

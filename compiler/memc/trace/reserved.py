@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -62,13 +62,18 @@ def reserved(
     """
     after, before = with_workspaces(record, workspace_bytes), with_workspaces(record, workspace_bytes, early=True)
     again = partial(_within, expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-    expected = again(after)
-    others = [again(before), again(after, leave_out=_is_kernel_buffer(after)), again(after, more_steps=1)]
-    peaks = [expected.peak_reserved_bytes, *(other.peak_reserved_bytes for other in others)]
+    allocator = again(after)
+    allocated, expected = allocator.peak_allocated_bytes, allocator.peak_reserved_bytes
+    try:
+        _repeat_last_step(allocator, after)
+    except OutOfMemoryError:
+        allocator = replay(after, expandable_segments=expandable_segments, more_steps=1)
+    others = [again(before), again(after, leave_out=_is_kernel_buffer(after)), allocator]
+    peaks = [expected, *(other.peak_reserved_bytes for other in others)]
     return Reserved(
-        allocated_bytes=expected.peak_allocated_bytes,
+        allocated_bytes=allocated,
         workspace_bytes=sum(block.size_bytes for block in after.blocks if block.operator == _WORKSPACE.operator),
-        expected_bytes=expected.peak_reserved_bytes,
+        expected_bytes=expected,
         low_bytes=min(peaks),
         high_bytes=max(peaks),
         expandable_segments=expandable_segments,
@@ -99,6 +104,9 @@ def with_workspaces(record: Recording, workspace_bytes: int, *, early: bool = Fa
     blocks, owners, events = list(record.blocks), dict(record.owners), []
     waiting = {Stage.FORWARD, Stage.BACKWARD}
     for event in record.events:
+        if not waiting:
+            events.append(event)
+            continue
         stage = record.stages[event.stage_index]
         multiplies = event.delta > 0 and record.blocks[event.block].operator.startswith(_PRODUCTS)
         if stage in waiting and multiplies and workspace_bytes:
@@ -126,24 +134,25 @@ def replay(
         OutOfMemoryError: When they do not fit in `capacity_bytes`.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, capacity_bytes=capacity_bytes)
-    sizes = [block.size_bytes for block in record.blocks]
-    for event in record.events:
-        if leave_out is not None and leave_out(event.block):
-            continue
-        if event.delta > 0:
-            allocator.allocate(event.block, sizes[event.block])
-        else:
-            allocator.release(event.block)
-    if more_steps:
-        steps = [index for index, stage in enumerate(record.stages) if stage is Stage.STEP]
-        again = [event for event in record.events if event.stage_index > steps[-2]]
-        kept = {event.block for event in again if event.delta > 0} - {event.block for event in again if event.delta < 0}
-        for _ in range(more_steps):
-            for event in again:
-                if event.block in kept:
-                    continue
-                if event.delta > 0:
-                    allocator.allocate(event.block, sizes[event.block])
-                else:
-                    allocator.release(event.block)
+    events = record.events if leave_out is None else [event for event in record.events if not leave_out(event.block)]
+    _play(allocator, events, record.blocks)
+    for _ in range(more_steps):
+        _repeat_last_step(allocator, record)
     return allocator
+
+
+def _play(allocator: CachingAllocator, events: Iterable[Event], blocks: Sequence[Block]) -> None:
+    allocate, release = allocator.allocate, allocator.release
+    for block, delta, *_ in events:
+        if delta > 0:
+            allocate(block, blocks[block].size_bytes)
+        else:
+            release(block)
+
+
+def _repeat_last_step(allocator: CachingAllocator, record: Recording) -> None:
+    """Runs the last step of a record once more, without what it leaves behind."""
+    steps = [index for index, stage in enumerate(record.stages) if stage is Stage.STEP]
+    again = [event for event in record.events if event.stage_index > steps[-2]]
+    kept = {event.block for event in again if event.delta > 0} - {event.block for event in again if event.delta < 0}
+    _play(allocator, (event for event in again if event.block not in kept), record.blocks)

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 _Made = tuple[torch.Size, tuple[int, ...], torch.dtype]
 _Seen = tuple[torch.Size, tuple[int, ...], int]
 _aten = torch.ops.aten
+_CPU, _META = torch.device("cpu"), torch.device("meta")
 _WRITE_INTO_FIRST = frozenset(
     {_aten.copy_.default, _aten.add_.Tensor, _aten.mul_.Tensor, _aten.fill_.Scalar, _aten.zero_.default}
 )
@@ -28,6 +29,7 @@ class Shapes:
         self._seen: dict[Any, _Seen | None] = {}
         self._plain: dict[Any, bool] = {}
         self._views: dict[Any, bool] = {}
+        self._attributes: dict[Any, dict[str, Any]] = {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns what an operator gives."""
@@ -47,7 +49,7 @@ class Shapes:
         made = self._made[key]
         if made is None:
             return func(*args, **kwargs)
-        fresh = [_new(mode, look) for look in made]
+        fresh = [self._new(mode, look) for look in made]
         return fresh[0] if len(func._schema.returns) == 1 else tuple(fresh)
 
     def _view(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -62,7 +64,7 @@ class Shapes:
             self._seen[key] = _look(base, out)
             return out
         look = self._seen[key]
-        return func(*args, **kwargs) if look is None else _view_of(base, look)
+        return func(*args, **kwargs) if look is None else self._view_of(base, look)
 
     def _written(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Returns the first argument, which an operator has written values into."""
@@ -73,6 +75,37 @@ class Shapes:
                 self._made[func, key] = None
             return out
         return args[0]
+
+    def _new(self, mode: Any, look: _Made) -> torch.Tensor:
+        shape, stride, dtype = look
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty_strided(shape, stride, dtype=dtype, device=_META)
+        return self._fake(mode, meta)
+
+    def _view_of(self, base: FakeTensor, look: _Seen) -> torch.Tensor:
+        shape, stride, offset = look
+        with torch._C._DisableTorchDispatch():
+            meta = torch.empty(0, dtype=base.dtype, device=_META)
+            meta.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
+        return self._fake(base.fake_mode, meta)
+
+    def _fake(self, mode: Any, meta: torch.Tensor) -> torch.Tensor:
+        """Returns a tensor without data over a meta tensor, as FakeTensor makes one but for what that checks.
+
+        Attributes, which start out the same for all tensors of a mode, are those of one that FakeTensor made itself.
+        """
+        attributes = self._attributes.get(mode)
+        if attributes is None:
+            first = FakeTensor(mode, meta, _CPU)
+            self._attributes[mode] = dict(vars(first))
+            return first
+        made: Any = torch.Tensor._make_subclass(
+            FakeTensor, meta, False, dispatch_device=True, device_for_backend_keys=_CPU
+        )
+        torch._C._set_warn_deprecated_on_mutable_data_ptr(made)
+        vars(made).update(attributes)
+        fake: torch.Tensor = made
+        return fake
 
     def _is_view(self, func: Any) -> bool:
         """Returns whether an operator gives one view of the first of its inputs, which no other input decides on."""
@@ -138,24 +171,9 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, (tuple, list)) else []
 
 
-def _new(mode: Any, look: _Made) -> torch.Tensor:
-    shape, stride, dtype = look
-    with torch._C._DisableTorchDispatch():
-        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-    return FakeTensor(mode, meta, torch.device("cpu"))
-
-
 def _look(base: FakeTensor, out: Any) -> _Seen | None:
     """Returns what a view looks like, its offset in its base; None when it is the tensor itself, or no view of it."""
     same = isinstance(out, FakeTensor) and out.untyped_storage()._cdata == base.untyped_storage()._cdata
     if not same or out is base or out.dtype is not base.dtype or out.device.type != "cpu":
         return None
     return out.shape, out.stride(), out.storage_offset() - base.storage_offset()
-
-
-def _view_of(base: FakeTensor, look: _Seen) -> torch.Tensor:
-    shape, stride, offset = look
-    with torch._C._DisableTorchDispatch():
-        meta = torch.empty(0, dtype=base.dtype, device="meta")
-        meta.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
-    return FakeTensor(base.fake_mode, meta, torch.device("cpu"))

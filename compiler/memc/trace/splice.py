@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from memc.trace.records import Block, Event, Owner, Part, Recording, Region, Stage
@@ -37,13 +36,14 @@ def _placed_stage(stage: Stage, events: list[Event]) -> list[Event]:
     if not in_layers:
         return events
     before, after = (Part.BELOW, Part.ABOVE) if stage is Stage.FORWARD else (Part.ABOVE, Part.BELOW)
-    moved = [replace(event, region=Region(before)) for event in events[: in_layers[0]]]
+    moved = [event._replace(region=Region(before)) for event in events[: in_layers[0]]]
     for index, following in zip(in_layers, [*in_layers[1:], len(events)], strict=True):
         here = events[index].region
         last = following == len(events)
         same_stack = not last and events[following].region.stack == here.stack
         gap = here if same_stack else Region(after if last else Part.BETWEEN)
-        moved += [events[index], *(replace(event, region=gap) for event in events[index + 1 : following])]
+        moved.append(events[index])
+        moved += [event._replace(region=gap) for event in events[index + 1 : following]]
     return moved
 
 
@@ -60,15 +60,15 @@ def repeated_in_time(record: Recording, gradients: Sequence[int | None], stand_i
     first = [index for index, stage in enumerate(record.stages[:cut]) if stage in (Stage.FORWARD, Stage.BACKWARD)]
     stages = [*record.stages[:cut], *(record.stages[index] for index in first), Stage.STEP]
     blocks, owners = list(record.blocks), dict(record.owners)
+    again = {stage_index: cut + place for place, stage_index in enumerate(first)}
     copies: dict[int, int] = {}
     replayed: list[Event] = []
-    for event in record.events:
-        if event.stage_index not in first:
+    for block, delta, stage_index, region, module in record.events:
+        if stage_index not in again:
             continue
-        if event.delta > 0:
-            copies[event.block] = _copied(blocks, owners, event.block, cut + first.index(event.stage_index))
-        block, stage_index = copies.get(event.block, event.block), cut + first.index(event.stage_index)
-        replayed.append(Event(block, event.delta, stage_index, event.region, event.module))
+        if delta > 0:
+            copies[block] = _copied(blocks, owners, block, again[stage_index])
+        replayed.append(Event(copies.get(block, block), delta, again[stage_index], region, module))
     stood_for = {
         stand_in: copies[real]
         for stand_in, real in zip(stand_ins, gradients, strict=True)
@@ -76,7 +76,7 @@ def repeated_in_time(record: Recording, gradients: Sequence[int | None], stand_i
     }
     before = [event for event in record.events if event.stage_index < cut]
     after = [
-        replace(event, block=stood_for.get(event.block, event.block), stage_index=len(stages) - 1)
+        event._replace(block=stood_for.get(event.block, event.block), stage_index=len(stages) - 1)
         for event in record.events
         if event.stage_index > cut
     ]
@@ -199,6 +199,8 @@ class _Splice:
     def _seen_from_outside(self, event: Event) -> Event:
         """Returns an event beside the window: below it, it touches the first copy, above it, the last."""
         block, at = event.block, self._layer(event.region)
+        if at < self._window.first:
+            return event
         if at >= self._end and self._inside(self._layers[block]):
             block = self._copies[self._window.copies][block]
         return Event(block, event.delta, event.stage_index, self._moved(event.region), event.module)
@@ -213,14 +215,12 @@ class _Splice:
             order = order[::-1]
         touched = [self._touched(event) for event in group]
         for copy in order:
-            for event, block_of in zip(group, touched, strict=True):
+            moved = {region: self._moved(region, copy) for region in {event.region for event in group}}
+            for (block, delta, stage_index, region, module), block_of in zip(group, touched, strict=True):
                 if block_of is not None:
-                    region = self._moved(event.region, copy)
-                    yield Event(block_of[copy], event.delta, event.stage_index, region, event.module)
+                    yield Event(block_of[copy], delta, stage_index, moved[region], module)
                 elif copy == order[-1]:
-                    yield Event(
-                        event.block, event.delta, event.stage_index, self._moved(event.region, copy), event.module
-                    )
+                    yield Event(block, delta, stage_index, moved[region], module)
 
     def _touched(self, event: Event) -> list[int] | None:
         """Returns the block that an event in the window touches in each copy; None for one that they share."""
@@ -267,8 +267,8 @@ class _Splice:
 
 def _check(events: list[Event]) -> None:
     """Raises NotPeriodicError when a block is released that is not there, or made twice."""
-    alive: Counter[int] = Counter()
+    alive: dict[int, int] = {}
     for event in events:
-        alive[event.block] += event.delta
-        if alive[event.block] not in (0, 1):
+        left = alive[event.block] = alive.get(event.block, 0) + event.delta
+        if left not in (0, 1):
             raise NotPeriodicError("a copied layer releases what is not there")

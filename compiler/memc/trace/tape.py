@@ -90,6 +90,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._closed = False
         self.lists: dict[int, Counter[Region]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Returns False: nothing is compiled here, and torch's guard of that costs more than a tape does."""
+        return False
+
     def _where(self) -> tuple[str, Region]:
         if self.stages[-1] is Stage.BACKWARD:
             return self._backward
@@ -347,12 +352,21 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextmanager
 def recording(tape: Tape) -> Iterator[Tape]:
     """Switches the tape on. Cyclic garbage is left alone meanwhile, so that releases do not depend on its timing."""
+    with garbage_left_alone():
+        try:
+            with cast("Any", tape):
+                yield tape
+        finally:
+            tape.close()
+
+
+@contextmanager
+def garbage_left_alone() -> Iterator[None]:
+    """Searches for no cyclic garbage for a while: among the many objects of a trace that takes a tenth of its time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with cast("Any", tape):
-            yield tape
+        yield
     finally:
-        tape.close()
         if collecting:
             gc.enable()
