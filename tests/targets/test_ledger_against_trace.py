@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -15,7 +16,7 @@ from memc.facts.gpus import load_gpu
 from memc.facts.models import model_from_config
 from memc.ledger.constants import ledger_facts
 from memc.ledger.estimate import Estimator
-from memc.trace import trace_step
+from memc.trace import Instant, Share, trace_step
 
 WORST = 0.03
 MEDIAN = 0.005
@@ -50,6 +51,8 @@ CASES: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "task": "sft"},
     "lora-checkpointed": {"method": "lora", "task": "sft", "checkpoint_every": 1},
     "lora-bf16-dropout": {"method": "lora", "adapters": "base", "dropout": 0.1},
+    "lora-checkpoints-on-host": {"method": "lora", "task": "sft", "checkpoint_every": 1, "hosted": True},
+    "full-checkpoints-on-host": {"checkpoint_every": 1, "hosted": True, "mask": True, "batch": 2},
     "qlora": {"method": "qlora", "task": "sft"},
     "qlora-checkpointed": {"method": "qlora", "task": "sft", "checkpoint_every": 1, "length": 2048},
 }
@@ -64,6 +67,16 @@ def _deviation(model: dict[str, Any], changes: dict[str, Any]) -> float:
     assert cublas > 0
     traced = trace_step(settings, model).peak_allocated_bytes
     return abs(bill.peak_allocated_bytes - cublas - traced) / traced
+
+
+@pytest.mark.parametrize("changes", [{}, {"method": "lora", "task": "sft"}], ids=["full", "lora"])
+def test_checkpoints_on_the_host_are_not_on_the_gpu(changes: dict[str, Any]) -> None:
+    model, settings = MODELS["llama"], config(length=1024, checkpoint_every=1, **changes)
+    stay, leave = (trace_step(replace(settings, checkpoint_offload=hosted), model) for hosted in (False, True))
+    inputs = model["num_hidden_layers"] * 1024 * model["hidden_size"] * 2
+    kept = [trace.peaks[Instant.LOSS_FORWARD].shares[Share.SAVED] for trace in (stay, leave)]
+    assert inputs * 0.8 <= kept[0] - kept[1] <= inputs * 2  # the residual stream is fp32 in some of the cases
+    assert leave.peak_allocated_bytes <= stay.peak_allocated_bytes
 
 
 @pytest.mark.parametrize("model", MODELS)

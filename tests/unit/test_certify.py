@@ -286,7 +286,6 @@ def test_what_a_trace_cannot_see_is_named() -> None:
         {"engine": Engine.DEEPSPEED},
         {"engine": Engine.FSDP},
         {"context_parallel": 2},
-        {"checkpoint_offload": True},
         {"attention": Attention.FLASH_ATTENTION_2},
     ):
         assert untraceable(replace(seen, config=make_config(**changes))), changes

@@ -60,8 +60,6 @@ def untraceable(request: Request) -> str:
         return f"what {config.engine.value} shards, gathers and keeps of its own is not traced"
     if config.context_parallel > 1:
         return "ranks that share a sequence are not traced"
-    if config.checkpoint_offload:
-        return "checkpoints that wait in host memory are not traced"
     if config.attention is Attention.FLASH_ATTENTION_2:
         return "the buffers of the flash-attn package are not traced"
     return ""

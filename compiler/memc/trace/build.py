@@ -127,7 +127,11 @@ def build(config: TrainingConfig, given: Given, *, shallow: bool) -> tuple[Any, 
         model.train()
         if config.checkpoint_every:
             reentrant = config.zero_stage == 3 and config.lora is not None
-            model.activation_checkpointing_enable({"use_reentrant": reentrant}, every_n_layers=config.checkpoint_every)
+            model.activation_checkpointing_enable(
+                {"use_reentrant": reentrant},
+                every_n_layers=config.checkpoint_every,
+                offload=config.checkpoint_offload,
+            )
         depths = shorten(model) if shallow else full_depths(model)
         if config.method is Method.QLORA:
             quantize(model, config, base_dtype(config))

@@ -13,6 +13,7 @@ import torch
 from memc.config import Engine, LossHead, Optimizer, Precision, Task, TrainingConfig
 from memc.trace.batch import Batch, batch_for
 from memc.trace.build import Given, build, place, uses_autocast
+from memc.trace.hosted import checkpoints_on_host
 from memc.trace.kernels import kernel_buffers
 from memc.trace.optional import library, packages_left_out
 from memc.trace.preference import preference_loss, reference_model
@@ -66,7 +67,7 @@ def record_steps(
     tape = _tape(card, like_cuda, without_data)
     fused_head = config.loss is LossHead.CHUNKED
     semantics = cuda_semantics(card, like_cuda=like_cuda, without_data=without_data, fused_head=fused_head)
-    with semantics, recording(tape):
+    with semantics, checkpoints_on_host(tape), recording(tape):
         place(model, config, tape, regions)
         named = dict(model.named_parameters())
         tape.claim(named.values(), Owner.PARAMETERS)

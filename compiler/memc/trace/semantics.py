@@ -211,7 +211,7 @@ def _fused_head_replacements() -> list[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Gives `owner` another attribute for a while."""
     missing = object()
     before = getattr(owner, name, missing)
@@ -246,7 +246,7 @@ def cuda_semantics(
         replacements.append((MoeCausalLMOutputWithPast, "image_outputs", None))
     with ExitStack() as stack:
         for owner, name, value in replacements:
-            stack.enter_context(_replaced(owner, name, value))
+            stack.enter_context(replaced(owner, name, value))
         if like_cuda:
             stack.enter_context(cuda_autocast())
         if without_data:

@@ -15,6 +15,7 @@ from memc.trace.records import H100, Card
 from memc.trace.reserved import Reserved, cublas_workspace_bytes, reserved
 from memc.trace.splice import NotPeriodicError
 from memc.trace.stacks import StackDepth
+from memc.trace.tape import garbage_left_alone
 
 _MOMENTS = {
     Instant.FORWARD: Moment.FORWARD,
@@ -117,12 +118,14 @@ def trace_step(
         MemcError: `trace-model-unknown`, `trace-attention-unsupported` or `trace-library-missing`.
     """
     started = time.perf_counter()
-    return result_of(config, _recorded(config, model, card), card, started, capacity_bytes)
+    with garbage_left_alone():
+        return result_of(config, _recorded(config, model, card), card, started, capacity_bytes)
 
 
 def step_peaks(config: TrainingConfig, model: Given, *, card: Card = H100) -> dict[Instant, Peak]:
     """Returns the allocated peaks of one step and nothing else; arguments and errors are those of `trace_step`."""
-    return peaks_by_instant(_recorded(config, model, card).recording)
+    with garbage_left_alone():
+        return peaks_by_instant(_recorded(config, model, card).recording)
 
 
 def _recorded(config: TrainingConfig, model: Given, card: Card) -> Run:
@@ -166,8 +169,6 @@ def _not_modelled(config: TrainingConfig, packages: tuple[str, ...]) -> tuple[st
         found.append("gradient buckets of DistributedDataParallel")
     if config.engine in (Engine.DEEPSPEED, Engine.FSDP):
         found.append("gathered weights, buckets, masters and optimizer states of the sharding engine")
-    if config.checkpoint_offload:
-        found.append("the way of checkpoints to host memory: they count as if they stayed on the GPU")
     if config.method is Method.QLORA and config.quantization is Quantization.GPTQ:
         found.append("GPTQ's packing and kernels: the base counts as NF4")
     if packages:
