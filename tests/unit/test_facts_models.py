@@ -13,6 +13,7 @@ from memc.facts import (
     NormKind,
     Objective,
     Sees,
+    architecture_keys,
     default_lora_targets,
     ledger_described,
     load_model,
@@ -140,6 +141,19 @@ def test_what_is_only_counted_is_not_priced() -> None:
     assert not ledger_described("clip")
 
 
+def test_the_documentation_names_the_priced_families_that_the_catalogue_has_no_model_of() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "models.md").read_text(encoding="utf-8")
+    (sentence,) = (part for part in page.split("\n\n") if part.startswith("Families that no model"))
+    listed = {row.model_type for row in model_rows()}
+    priced = {key for key in architecture_keys() if ledger_described(key)}
+    assert set(re.findall(r"`([^`]+)`", sentence)) == priced - listed
+
+
+def test_trl_tells_layers_and_head_of_most_models_apart(tmp_path: Path) -> None:
+    assert load_model("meta-llama/Meta-Llama-3-8B", base_dir=tmp_path).tiled_loss
+    assert not load_model("meta-llama/Llama-4-Scout-17B-16E-Instruct", base_dir=tmp_path).tiled_loss
+
+
 def test_lora_counts(tmp_path: Path) -> None:
     model = load_model("meta-llama/Meta-Llama-3-8B", base_dir=tmp_path)
     targets = default_lora_targets(model, "all-linear")
@@ -187,6 +201,28 @@ def test_all_missing_keys_are_named_together(tmp_path: Path) -> None:
         ("model-config-missing-key", "vocab_size"),
     ]
     assert "m/config.json has no hidden_size" in error.diagnostics[0].message
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"num_attention_heads": 16, "num_key_value_heads": 3}, "16 heads cannot share 3 key heads evenly"),
+        (
+            {"hidden_size": 1024, "num_attention_heads": 15, "num_key_value_heads": 4},
+            "15 heads cannot share 4 key heads",
+        ),
+        (
+            {"model_type": "bert", "hidden_size": 100, "num_attention_heads": 12, "num_key_value_heads": "absent"},
+            "12 heads do not divide the width of 100",
+        ),
+    ],
+)
+def test_attention_that_cannot_be_computed_is_refused(tmp_path: Path, sizes: dict[str, object], said: str) -> None:
+    config = {"max_position_embeddings": 512, "type_vocab_size": 2, "hidden_act": "gelu"} | sizes
+    write_config(tmp_path / "m", **config)
+    error = error_of("m", tmp_path)
+    assert error.diagnostics[0].code == "model-config-bad-value"
+    assert said in error.diagnostics[0].message
 
 
 def test_missing_model_type(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -170,6 +170,7 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         )
     architecture, names, main = described.architecture, described.names, main_stack(described)
     others = other_stacks(described)
+    _check_heads((*others, main), file)
     vocab = described.main.names.sizes.get("vocab", 0)
     head = architecture["head"]
     tied = bool(names.switches["tied"])
@@ -214,6 +215,28 @@ def model_from_config(config: Mapping[str, Any], *, key: str, file: str, source:
         embedding_dropout=bool(described.main.names.switches.get("embedding_dropout")),
         tiled_loss=bool(architecture.get("tiled_loss", True)),
     )
+
+
+def _check_heads(stacks: Sequence[Stack], file: str) -> None:
+    """Raises where attention cannot be computed: heads that key heads do not divide, or that do not make up the width.
+
+    Raises:
+        MemcError: ``model-config-bad-value``.
+    """
+    for block in [group.block for stack in stacks for group in stack.groups if not group.block.attention.linear]:
+        heads, keys = block.attention.heads, block.attention.kv_heads
+        width = heads * (block.attention.value_head_dim or block.attention.head_dim)
+        outputs = [linear for linear in block.linears if linear.reads == "attention_output"]
+        problem = f"{heads} heads cannot share {keys} key heads evenly" if keys and heads % keys else ""
+        if not problem and any(linear.in_features != width for linear in outputs):
+            problem = f"{heads} heads do not divide the width of {outputs[0].in_features}"
+        if problem:
+            raise usage_error(
+                "model-config-bad-value",
+                f"the attention that {file} describes cannot be computed: {problem}",
+                where=Location(file=file),
+                hint="pass the config.json that save_pretrained or the hub wrote",
+            )
 
 
 def _undescribed(*stacks: Stack) -> str:
