@@ -51,6 +51,27 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "qwen3_5": (
+        "Qwen/Qwen3.5-27B",
+        {
+            **IDS,
+            "text_config": {**TEXT, "layer_types": ["linear_attention", "full_attention"] * 2, "head_dim": 128},
+            "vision_config": {"depth": 4, "hidden_size": 512, "out_hidden_size": 512},
+        },
+    ),
+    "llama4": (
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct",
+        {
+            "image_token_index": 100,
+            "text_config": {**TEXT, "head_dim": 128, "num_local_experts": 4, "intermediate_size_mlp": 1024},
+            "vision_config": {
+                "hidden_size": 256,
+                "intermediate_size": 1024,
+                "num_attention_heads": 4,
+                "num_hidden_layers": 4,
+            },
+        },
+    ),
 }
 CASES: dict[str, dict[str, Any]] = {
     "full": {"length": 1024},

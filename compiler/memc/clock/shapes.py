@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memc.clock.workload import Compute, Kernels
 from memc.facts.records import AttentionFacts, Block, Component, Norm, NormKind
+from memc.units import ceil_div
 
 _COMPOSED_ACTIVATIONS = frozenset(("gelu_new", "gelu_fast", "gelu_pytorch_tanh_python", "quick_gelu"))
 
@@ -103,6 +104,9 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
         # keys and values are repeated for every query head, and the gradients summed back
         repeated = 2 * (attention.key_width + attention.query_width) * size / share
         forward, backward, kernels = forward + repeated, backward + repeated, kernels + 2
+    if eager and attention.linear:
+        there, count = _piecewise(block, compute.length, size, share)
+        forward, backward, kernels = forward + there, backward + 2 * there, kernels + count
     there, back, count = _activation(block, size, share, eager=eager)
     forward, backward, kernels = forward + there, backward + back, kernels + count
     there, back, count = _casts(block, hidden_size, size, compute)
@@ -122,6 +126,22 @@ def between(block: Block, hidden_size: int, compute: Compute) -> tuple[Between, 
     return Between(forward, launched), Between(backward, 2 * launched)
 
 
+def _piecewise(block: Block, length: int, size: int, share: int) -> tuple[float, int]:
+    """Returns the bytes per token, and the kernels of one sample, between the products of a gated delta rule.
+
+    Source: transformers 5.24.0 modeling_qwen3_next.py torch_chunk_gated_delta_rule; accesses counted by hand: fp32
+        tensors as wide as the keys and values of all value heads, the pairs of a piece, and for each piece the state.
+    """
+    attention, piece = block.attention, dict(block.sizes)["piece_size"]
+    values = attention.value_head_dim or attention.head_dim
+    keys = attention.heads * attention.head_dim * (23 * 4 + 33 * size)
+    rest = attention.heads * (values * (12 * 4 + 17 * size) + piece * (9 * 4 + 7 * size))
+    states = attention.heads * attention.head_dim * values * (6 * 4 + 6 * size) / piece
+    return (keys + rest + states) / share, _KERNELS_AROUND_PIECES + _KERNELS_OF_PIECE * ceil_div(length, piece)
+
+
+_KERNELS_AROUND_PIECES = 60  # casts, norms, padding, decays, systems and their solution, counted in the trace
+_KERNELS_OF_PIECE = 17  # eight casts, four products, five elementwise
 _ADAPTER_KERNELS = 6  # cast, dropout, two products, scale, add
 _DEQUANTIZING_KERNELS = 4  # statistics unpacked, their offset added, a buffer made, the weight written
 _EXPERT_KERNELS = 8  # select, gather, two products, activation, gate, scale, scatter

@@ -94,7 +94,9 @@ def _course(model: ModelFacts, config: TrainingConfig, mode: LayerMode, shapes: 
         key = (kind, checkpointed, reaches, item, after_freed)
         number = known.get(key)
         if number is None:
-            reached = reaches if place.follows else not place.lowest or mode.trains or bool(every)
+            # rows of the embedding that train lie below every layer but the lowest, an adapter below those above it
+            below = not place.lowest and (reaches or mode.embedding_trains)
+            reached = reaches if place.follows else below or mode.trains or bool(every)
             features = (reaches, item) if place.images else (False, 0)
             item = mode.types.stream if place.first else item
             around = _around(place, config, mode, shapes, reached=reached, item=item)
