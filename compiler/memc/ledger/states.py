@@ -365,7 +365,7 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
             "ddp-buckets",
             Account.GRADIENTS if config.gradient_as_bucket_view else Account.WORKSPACE,
             size * counts.trainable,
-            AFTER_LOAD,
+            ALWAYS,
             f"{size} B x {counts.trainable} trainable elements, kept for the whole run"
             + (", gradients are views of them" if config.gradient_as_bucket_view else ""),
             "torch DistributedDataParallel reducer",

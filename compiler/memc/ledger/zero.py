@@ -251,16 +251,18 @@ def _stage_3(
     copied = zero.offload_param is not Offload.NONE
     largest = max(matrices, default=0)
     whole = size * (largest + (ceil_div(largest, config.world_size) if copied else 0))
+    uncut = types.weight * counts.largest_module - later - (zero.master_bytes * share if on_gpu else 0)
     return [
         gpu_entry("gradient-shards", Account.GRADIENTS, shards, ALWAYS, f"{size} B x {text}", _ZERO),
         gpu_entry(
             "zero-initialisation",
             Account.WORKSPACE,
-            max(0, converted, whole),
+            max(0, converted, whole, uncut),
             _LOAD,
-            f"the larger of {zero.master_bytes} B x {unit} elements of a sub-group on its way to a master, less "
-            f"{later} B that come later, and {whole} B of the largest parameter, whole while its hook is made",
-            f"{_STAGE_3} _create_fp32_partitions, create_reduce_and_remove_grad_hooks",
+            f"the largest of {zero.master_bytes} B x {unit} elements of a sub-group on its way to a master, less "
+            f"{later} B that come later; {whole} B of the largest parameter that trains, whole while its hook is made; "
+            f"{uncut} B of the largest module before it is cut, less what comes later",
+            f"{_STAGE_3} _create_fp32_partitions, create_reduce_and_remove_grad_hooks; zero.Init",
         ),
         *_step_copies(zero, types, unit, SUB_GROUP, f"{unit} elements of one sub-group", f"{_STAGE_3} step"),
         *norm_entries(config, counts, matrices, size, facts),
