@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memc.clock.steptime import StepTime
 from memc.config import Engine, Offload, TrainingConfig
+from memc.facts.records import Sees
 from memc.ledger.entries import Account, Resource, ResourceLedger
 from memc.plan import Certified, Infeasible, Plan
 from memc.units import format_gib, format_seconds
@@ -34,9 +35,17 @@ def _time(plan: Plan) -> str:
     run = f"{format_seconds(total)} for {plan.total_steps} steps" if total is not None else "length of the run unknown"
     cost = f", about ${clock.total_usd:.2f}" if clock.total_usd is not None else ""
     return (
-        f"TIME: {format_seconds(clock.step_seconds)} per step{_of_full_length(clock)}, "
-        f"{clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU{_mean(clock)}; {run}{cost}"
+        f"TIME: {format_seconds(clock.step_seconds)} per step{_of_full_length(clock)}, {_throughput(plan)}; {run}{cost}"
     )
+
+
+def _throughput(plan: Plan) -> str:
+    """Returns tokens per second, of a mean step too; images per second of a model whose samples are no text."""
+    clock, sees = plan.clock, plan.model.sees
+    if sees is not Sees.TEXT:
+        rate = plan.config.global_batch_size / clock.step_seconds / plan.config.world_size
+        return f"{rate:,.0f} samples of {plan.model.positions_per_item} {sees} positions a second per GPU"
+    return f"{clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU{_mean(clock)}"
 
 
 def _traced(certified: Certified) -> str:

@@ -92,3 +92,10 @@ def test_throughput_of_short_samples_is_that_of_a_mean_step() -> None:
     line = plan_verdict(plan)[2]
     assert f"per step of full length, {clock.tokens_per_second_per_gpu:,.0f} tokens/s per GPU; " in line
     assert f"on average, {clock.mean_tokens_per_second_per_gpu:,.0f} tokens/s per GPU; " in line
+
+
+def test_a_model_that_sees_images_alone_has_no_tokens() -> None:
+    plan = plan_of(spec_text(model="google/vit-base-patch16-224", method="full", length="2048"))
+    rate = plan.config.global_batch_size / plan.clock.step_seconds
+    assert f"{rate:,.0f} samples of 197 image positions a second per GPU; " in plan_verdict(plan)[2]
+    assert "tokens" not in plan_verdict(plan)[2]
