@@ -9,8 +9,10 @@ CPU.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cards.cases import TINY, Case, cases, tiny
+from memc.verify.operators import abandoned_locks, locks_held_by, release, removing
 
 _AHEAD = 4
 _CASE_SECONDS = 75.0
@@ -108,6 +111,8 @@ def run(wanted: list[Case], results: Path, seconds: float, extra: list[str], ahe
     begin, failed = time.monotonic(), 0
     waiting = list(wanted)
     started: list[tuple[Case, subprocess.Popen[str]]] = []
+    if locks := abandoned_locks(os.environ):
+        print(f"cases that need it will wait in vain; {removing(locks)}", file=sys.stderr)
     try:
         while waiting or started:
             while waiting and len(started) < ahead:
@@ -130,17 +135,21 @@ def _start(case: Case, extra: list[str]) -> subprocess.Popen[str]:
     environment = dict(os.environ)
     environment["PYTORCH_ALLOC_CONF"] = f"expandable_segments:{case.config.expandable_segments}"
     command = [sys.executable, __file__, "--case", case.name, *extra]
+    pipe = subprocess.PIPE
     return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment, start_new_session=True
     )
 
 
 def _take(case: Case, process: subprocess.Popen[str]) -> dict[str, Any]:
     """Returns the record of a process, which starts on the card only now."""
-    watch = threading.Timer(_CASE_SECONDS if case.model != TINY else _TINY_SECONDS, process.kill)
+    watch = threading.Timer(_CASE_SECONDS if case.model != TINY else _TINY_SECONDS, _kill, [process])
     watch.start()
     try:
         output, errors = process.communicate("go\n")
+    except BaseException:
+        _kill(process)
+        raise
     finally:
         watch.cancel()
     lines = [line for line in output.splitlines() if line.startswith("{")]
@@ -157,8 +166,17 @@ def _keep(path: Path, record: dict[str, Any]) -> None:
 
 def _end(processes: Iterable[subprocess.Popen[str]]) -> None:
     for process in processes:
-        process.kill()
+        _kill(process)
         process.communicate()
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    """Ends a process with all that it started; an operator that it was compiling stays locked for no other case."""
+    locks = locks_held_by([process.pid], os.environ)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    release(locks, os.environ)
 
 
 def _work(case: Case) -> None:
