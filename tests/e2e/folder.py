@@ -48,9 +48,14 @@ class Outcome:
         return [ast.literal_eval(line) for line in re.findall(r"\{'loss': [^}]*\}", self.text)]
 
 
-def launch_nodes(folder: Path, start: Path, *arguments: str, nodes: int) -> list[Outcome]:
-    """Returns how `launch.sh --device cpu` ended on each of several nodes, all of them this machine."""
-    start.mkdir(exist_ok=True)
+def launch_nodes(folder: Path, starts: Path | list[Path], *arguments: str, nodes: int) -> list[Outcome]:
+    """Returns how `launch.sh --device cpu` ended on each of several nodes, all of them this machine.
+
+    Each is started from a folder of its own where there is a list of them.
+    """
+    places = starts if isinstance(starts, list) else [starts] * nodes
+    for place in places:
+        place.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -58,7 +63,7 @@ def launch_nodes(folder: Path, start: Path, *arguments: str, nodes: int) -> list
     running = [
         subprocess.Popen(
             ["bash", str(folder / "launch.sh"), "--device", "cpu", *arguments],
-            cwd=start,
+            cwd=places[rank],
             env=framework_environment() | meeting | {"MACHINE_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folder import launch
+from folder import launch, launch_nodes
 from memc.config import Engine, Method, Offload, TrainingConfig
 from planmaker import make_config
 from runs import write_rows
@@ -161,8 +161,9 @@ def test_full_disk_and_cut_checkpoint(tmp_path: Path, small: Path) -> None:
     assert "no checkpoint is complete" in small_files.text
     assert not (written / "final").exists()
 
-    whole = launch(folder, tmp_path)
+    whole = launch(folder, tmp_path, "--anew")
     assert whole.status == 0, whole.text[-4000:]
+    assert "checkpoint-2 of an earlier run are now in it/earlier-1" in whole.text
     weights = written / "checkpoint-4" / "model.safetensors"
     size = weights.stat().st_size
     os.truncate(weights, size // 2)
@@ -225,6 +226,56 @@ def test_a_killed_rank_ends_the_run_and_it_goes_on(tmp_path: Path, small: Path) 
     again = launch(folder, tmp_path, "--resume", "--max-steps", str(done + 1))
     assert again.status == 0, again.text[-4000:]
     assert len(again.losses) == 1, "nothing that was saved was trained again"
+
+
+def test_an_earlier_run_is_neither_mixed_with_a_new_one_nor_taken_for_it(tmp_path: Path, small: Path) -> None:
+    """A finished run lies in the output folder: other rows, other settings and fewer steps make runs of their own."""
+    write_rows(tmp_path / "rows.jsonl", "chat", count=8, distinct=2)
+    folder = compile_folder(tmp_path / "out", PADDED, model=str(small), max_steps=2, save_steps=1, **SETTINGS)
+    assert launch(folder, tmp_path).status == 0
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "it").rglob("*")}
+    other = compile_folder(
+        tmp_path / "other", PADDED, model=str(small), max_steps=3, save_steps=1, **SETTINGS | {"learning_rate": 1e-4}
+    )
+    for out, arguments, sentence in (
+        (folder, (), "it holds checkpoint-1, checkpoint-2, final of an earlier run: go on from there with `--resume`"),
+        (folder, ("--resume",), "this run is finished, it/final is its result after 2 steps"),
+        (other, ("--resume",), "it/final belongs to another run: learning rate was [0.0003"),
+    ):
+        outcome = launch(out, tmp_path, *arguments)
+        assert outcome.status != 0
+        said = [line for line in outcome.text.splitlines() if line.startswith("train.py: ")]
+        assert len(said) == 1, outcome.text[-4000:]
+        assert said[0].startswith(f"train.py: {sentence}")
+        assert not outcome.losses
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "it").rglob("*")} == before
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_checkpoints_of_two_nodes_need_one_folder(tmp_path: Path, small: Path, shared: bool) -> None:
+    """The first process decides for all; where a node does not see what it wrote, nobody trains."""
+    config = replace(PADDED, engine=Engine.DDP, nodes=2, gpus_per_node=1, gradient_accumulation_steps=1)
+    places = [tmp_path / name for name in (("one", "one") if shared else ("one", "two"))]
+    for place in set(places):
+        place.mkdir()
+        write_rows(place / "rows.jsonl", "chat", count=8, distinct=2)
+    folder = compile_folder(tmp_path / "out", config, model=str(small), max_steps=1, save_steps=1, **SETTINGS)
+    script = folder / "train.py"
+    script.write_text(script.read_text().replace("SHARED_WAIT_SECONDS = 15", "SHARED_WAIT_SECONDS = 2"))
+    outcomes = launch_nodes(folder, places, nodes=2)
+    if shared:
+        assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].text[-4000:]
+        outcomes = launch_nodes(folder, places, "--resume", "--max-steps", "2", nodes=2)
+        assert [outcome.status for outcome in outcomes] == [0, 0], outcomes[0].text[-4000:]
+        assert "going on from it/checkpoint-1" in outcomes[0].text
+        assert len(outcomes[0].losses) == 1
+        return
+    assert all(outcome.status != 0 for outcome in outcomes)
+    said = [line for outcome in outcomes for line in outcome.text.splitlines() if line.startswith("train.py: ")]
+    assert len(said) == 1, outcomes[0].text[-4000:]
+    assert "process 1 on " in said[0]
+    assert "all nodes must share the folder of checkpoints" in said[0]
+    assert not any(outcome.losses for outcome in outcomes)
 
 
 def _wait_for(happened: Callable[[], object], timeout_seconds: float = 900) -> None:

@@ -8,6 +8,7 @@ import warnings
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from memc.config import Engine, Method, Offload, Task, TrainingConfig
@@ -17,7 +18,7 @@ from planmaker import make_config, make_plan, make_run
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
-def import_script(folder: Path, config: TrainingConfig, **run: str) -> ModuleType:
+def import_script(folder: Path, config: TrainingConfig, **run: Any) -> ModuleType:
     """Returns train.py of a plan, imported here; what the frameworks warn of on import is theirs."""
     from consume import load_script
 

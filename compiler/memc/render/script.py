@@ -166,6 +166,9 @@ def branches(plan: Plan) -> dict[str, Any]:
         "classification": config.task is Task.CLASSIFICATION,
         "auto_class": plan.model.auto_class,
         "dequantized": plan.model.checkpoint_quantization,
+        "task": config.task.value,
+        "method": config.method.value,
+        "states_kept_by": _states_kept_by(config),
         "reference_model": config.reference is Reference.MODEL,
         "adapters": config.lora is not None,
         "new_tokens": bool(plan.run.new_tokens) and config.lora is not None,
@@ -199,6 +202,13 @@ def branches(plan: Plan) -> dict[str, Any]:
         "GRADIENT_AS_BUCKET_VIEW": config.gradient_as_bucket_view,
         "summary": _summary(config),
     }
+
+
+def _states_kept_by(config: TrainingConfig) -> str:
+    """Returns whose form the states in a checkpoint have, which no other can read."""
+    if config.engine is Engine.DEEPSPEED:
+        return f"DeepSpeed ZeRO-{config.zero_stage}"
+    return "FSDP2" if config.engine is Engine.FSDP else "torch"
 
 
 _TRAINER = {Task.SFT: "SFTTrainer", Task.PRETRAIN: "Trainer", Task.DPO: "DPOTrainer", Task.CLASSIFICATION: "Trainer"}
