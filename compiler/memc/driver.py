@@ -360,6 +360,44 @@ def _images_not_written(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
     ]
 
 
+_READABLE = (".jsonl", ".ndjson", ".json", ".parquet")
+
+
+def _unreadable_data(loaded: LoadedSpec) -> list[Diagnostic]:
+    """Returns the data files that train.py cannot read, as their names say: it takes JSON Lines, JSON and Parquet."""
+    found = []
+    for field, name in (("data.train", loaded.spec.data.train), ("data.eval", loaded.spec.data.eval)):
+        if not name or name.lower().endswith(_READABLE):
+            continue
+        place = _base(loaded.path) / name
+        with contextlib.suppress(OSError, ValueError):
+            if place.is_file() and not Path(name).suffix:
+                continue  # without a suffix it is read line by line
+        found.append(
+            loaded.diagnostic(
+                field,
+                "data-not-readable",
+                f"{name} is no file that train.py can read: {_what_it_is(name, place)}",
+                "write the rows to one .jsonl, .json or .parquet file, with datasets' "
+                "`load_dataset(...).to_json('train.jsonl')` for example, and name that",
+            )
+        )
+    return found
+
+
+def _what_it_is(name: str, place: Path) -> str:
+    """Returns what a name of data looks like that is no file of rows."""
+    with contextlib.suppress(OSError, ValueError):
+        if name.endswith("/") or place.is_dir():
+            return "it is a folder"
+    suffix = Path(name).suffix
+    if suffix in (".csv", ".tsv", ".txt", ".gz", ".zst", ".arrow"):
+        return f"a {suffix} file"
+    if name.count("/") == 1 and not name.startswith((".", "/")):
+        return "it looks like a dataset of the Hugging Face hub, which is not loaded from there"
+    return f"its name ends in {suffix}" if suffix else "its name has no suffix"
+
+
 def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
     """Returns what of the plan has a price, and no file that could say it."""
     found = []
@@ -377,6 +415,7 @@ def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
                 "name the training file; data.samples alone is enough for memc explain",
             )
         )
+    found += _unreadable_data(loaded)
     if plan.config.fsdp is not None and plan.config.fsdp.version != 2:
         found.append(
             loaded.diagnostic(

@@ -70,6 +70,7 @@ def test_compile_writes_inside_its_folder_alone(
     folder: str, train: str, evaluation: str, output_dir: str, spec_name: str, count: int
 ) -> None:
     root = Path(tempfile.mkdtemp(prefix="memc-strings-"))
+    train, evaluation = f"{train}.jsonl", f"{evaluation}.jsonl"  # other data are refused by their names
     try:
         work = root / "a" / "b" / "work"
         config_json(work / "models" / folder)

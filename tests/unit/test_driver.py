@@ -430,6 +430,39 @@ def test_a_lock_whose_spec_is_gone_says_so(spec: Path, out: Path, named: object)
         driver.spec_path_of(out)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("data/train.csv", "a .csv file"),
+        ("train.jsonl.gz", "a .gz file"),
+        ("tatsu-lab/alpaca", "it looks like a dataset of the Hugging Face hub"),
+        ("org/set-v1.5", "it looks like a dataset of the Hugging Face hub"),
+        ("data/", "it is a folder"),
+        ("there", "it is a folder"),
+        ("away", "its name has no suffix"),
+        ("rows.xlsx", "its name ends in .xlsx"),
+    ],
+)
+@pytest.mark.parametrize("field", ["train", "eval"])
+def test_data_that_the_script_cannot_read_are_not_compiled(tmp_path: Path, field: str, name: str, what: str) -> None:
+    (tmp_path / "there").mkdir()
+    both = {"train": "data/train.jsonl"} | {field: name}
+    named = ", ".join(f"{key}: {value}" for key, value in both.items())
+    spec = spec_at(tmp_path / "spec.yaml", SMALL.replace("train: data/train.jsonl", named))
+    with pytest.raises(MemcError) as caught:
+        texts(spec, tmp_path / "out")
+    (found,) = caught.value.diagnostics
+    assert found.code == "data-not-readable"
+    assert f"{name} is no file that train.py can read: {what}" in found.message
+    assert f"data.{field}" in str(found.where)
+
+
+@pytest.mark.parametrize("name", ["rows", "a.JSONL", "b.json", "c.parquet", "d.ndjson"])
+def test_data_that_the_script_can_read_are_compiled(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('{"text": "a"}\n')
+    assert texts(spec_at(tmp_path / "spec.yaml", SMALL.replace("data/train.jsonl", name)), tmp_path / "out")
+
+
 def test_what_only_can_be_priced_is_not_rendered(tmp_path: Path) -> None:
     nothing = spec_at(tmp_path / "nothing.yaml", SMALL.replace("train: data/train.jsonl, ", ""))
     with pytest.raises(MemcError) as caught:
