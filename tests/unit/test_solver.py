@@ -24,6 +24,8 @@ def codes(text: str) -> list[tuple[str, str]]:
         (spec_text(length="200000"), "too-long", "data.max_length"),
         (spec_text(more="ladder: {forbid: [zero-9]}"), "unknown-technique", "ladder.forbid"),
         (spec_text(more="lora: {target_modules: [q_proj, c_attn]}"), "unknown-module", "lora.target_modules"),
+        (spec_text(more="lora: {target_modules: [q_proj, lm_head]}"), "unknown-module", "lora.target_modules"),
+        (spec_text(more="memory: {reserve: 100GiB}"), "reserve-above-capacity", "memory.reserve"),
         (spec_text(method="qlora", count="2", more="pin: {zero_stage: 3}"), "qlora-under-zero-3", "pin.zero_stage"),
         (
             spec_text(count="2", more="pin: {zero_stage: 2, optimizer: adamw_8bit}"),
@@ -174,6 +176,15 @@ def test_what_the_spec_has_already_fulfils_a_requirement_and_stays() -> None:
     plan = plan_of(spec_text(method="[lora, qlora]", more="ladder: {require: [lora, chunked-loss]}\n"))
     assert plan.config.method is Method.LORA
     assert plan.config.loss is LossHead.CHUNKED
+
+
+def test_a_head_among_the_targets_is_named_as_what_it_is() -> None:
+    with pytest.raises(MemcError) as refused:
+        plan_of(spec_text(more="lora: {target_modules: [q_proj, lm_head, c_attn]}"))
+    head, other = refused.value.diagnostics
+    assert head.message.startswith("lm_head of Qwen/Qwen2.5-7B stands outside the layers")
+    assert "lora.modules_to_save trains it whole" in head.hint
+    assert other.message == "Qwen/Qwen2.5-7B has no linear module named c_attn"
 
 
 def test_leaving_out_requirements_is_offered_only_where_it_helps() -> None:

@@ -279,6 +279,20 @@ def _contradictions(loaded: LoadedSpec, model: ModelFacts, gpu: GpuFacts) -> lis
             f"memory.target {target.text} is above the {format_gib(gpu.capacity_bytes)} that torch sees of {gpu.name}",
             f"set memory.target below {format_gib(gpu.capacity_bytes)}, or leave it out",
         )
+    reserve = spec.memory.reserve
+    if (
+        target is None
+        and reserve is not None
+        and gpu.capacity_bytes is not None
+        and reserve.bytes >= gpu.capacity_bytes
+    ):
+        add(
+            "memory.reserve",
+            "reserve-above-capacity",
+            f"memory.reserve {reserve.text} leaves nothing of the {format_gib(gpu.capacity_bytes)} that torch sees of "
+            f"{gpu.name}",
+            f"set memory.reserve below {format_gib(gpu.capacity_bytes)}, or leave it out",
+        )
     wanted_bf16 = pin.precision in (Precision.BF16, Precision.BF16_PURE)
     if wanted_bf16 and not gpu.bf16:
         add(
@@ -350,7 +364,14 @@ def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagno
     ):
         if targets is None or isinstance(targets, ModuleSet):
             continue
-        missing = [name for name in targets if name not in known]
+        outer = [name for name in targets if name in _vocabulary_names(spec, model)]
+        missing = [name for name in targets if name not in known and name not in outer]
+        if outer:
+            message = f"{', '.join(outer)} of {model.key} stands outside the layers: memc plans no adapter on it"
+            hint = (
+                "take it out of the list; lora.modules_to_save trains it whole, lora.new_tokens the rows of new tokens"
+            )
+            found.append(loaded.diagnostic(field, "unknown-module", message, hint))
         if missing:
             found.append(
                 loaded.diagnostic(
@@ -361,6 +382,14 @@ def _target_contradictions(loaded: LoadedSpec, model: ModelFacts) -> list[Diagno
                 )
             )
     return found
+
+
+def _vocabulary_names(spec: Spec, model: ModelFacts) -> tuple[str, ...]:
+    """Returns the names of the embedding and the head of a model that ends in one for tokens; none for classes."""
+    if spec.task is Task.CLASSIFICATION:
+        return ()
+    names = vocabulary_modules(model.model_type)
+    return names.embedding, names.head
 
 
 def _of_the_tower(model: ModelFacts, missing: list[str]) -> str:
