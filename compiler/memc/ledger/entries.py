@@ -257,7 +257,7 @@ def _holes(entries: tuple[Entry, ...], pieces: Pieces) -> Iterable[Entry]:
     return [
         Entry(
             name=ALLOCATOR + name,
-            account=Account.ACTIVATIONS,
+            account=Account.WORKSPACE,
             resource=Resource.GPU,
             bytes=size,
             moments=frozenset({moment}),

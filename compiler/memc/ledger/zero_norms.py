@@ -49,7 +49,7 @@ def norm_entries(
         name = moment.value.replace("_", "-")
         where = frozenset({moment})
         text = f"{own} B for the norm of {largest[moment]} elements, this rank's part in fp64"
-        entries.append(gpu_entry(f"gradient-norm-{name}", Account.GRADIENTS, own, where, text, _SOURCE))
+        entries.append(gpu_entry(f"gradient-norm-{name}", Account.WORKSPACE, own, where, text, _SOURCE))
         entries.append(_stream(f"norm-stream-{name}", most - own if zero.overlap_comm else 0, where))
     return [*entries, _stream("norm-stream", most if zero.overlap_comm else 0, _OTHERS)]
 
@@ -65,4 +65,4 @@ def _taken_bytes(elements: int, config: TrainingConfig, counts: ParamCounts, siz
 
 def _stream(name: str, size: int, moments: frozenset[Moment]) -> Entry:
     text = f"{size} B of the largest norm, whose memory serves its stream alone"
-    return cached_entry(name, Account.GRADIENTS, size, moments, text, f"{_SOURCE}; torch CUDACachingAllocator.cpp")
+    return cached_entry(name, Account.WORKSPACE, size, moments, text, f"{_SOURCE}; torch CUDACachingAllocator.cpp")

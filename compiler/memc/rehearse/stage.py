@@ -75,6 +75,30 @@ def play_alone(rank: int, world_size: int) -> None:
     for function in (all_gather_object, gather_object, scatter_object_list, broadcast_object_list):
         setattr(distributed_c10d, function.__name__, function)
         setattr(torch.distributed, function.__name__, function)
+    reduce_alone()
+
+
+def reduce_alone() -> None:
+    """Has DistributedDataParallel take its own buckets for the sum: the fake group's answer holds no tensor."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    start = DistributedDataParallel.__init__
+
+    def started(self: Any, *args: Any, **kwargs: Any) -> None:
+        start(self, *args, **kwargs)
+        self.register_comm_hook(None, own_bucket)
+
+    setattr(DistributedDataParallel, "__init__", started)  # noqa: B010  (as in save_nothing)
+
+
+def own_bucket(state: object, bucket: Any) -> Any:
+    """Returns the bucket's own gradients, as the result of a reduction that is done."""
+    done = torch.futures.Future()  # type: ignore[var-annotated]
+    done.set_result(bucket.buffer())
+    return done
+
+
+own_bucket.__annotations__.clear()  # as texts they are none of those that DistributedDataParallel lets pass
 
 
 def all_gather_object(object_list: list[Any], obj: Any, *args: object, **kwargs: object) -> None:
