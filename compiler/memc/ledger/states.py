@@ -435,6 +435,11 @@ def adam_bytes(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts
     )
 
 
+def _block_constant_bytes(counts: ParamCounts, facts: LedgerFacts) -> int:
+    """Returns the bytes of the constants of both 8-bit moments: one in fp32 for each block."""
+    return 8 * ceil_div(counts.trainable - counts.small_state, facts.adam8bit_block_params)
+
+
 def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes, facts: LedgerFacts) -> list[Entry]:
     """Returns Adam states and step transients without DeepSpeed."""
     size, formula = adam_bytes(config, counts, types, facts)
@@ -449,6 +454,18 @@ def _plain_optimizer(config: TrainingConfig, counts: ParamCounts, types: Dtypes,
             "torch.optim.AdamW" if config.optimizer is Optimizer.ADAMW else "bitsandbytes optimizer.py",
         )
     ]
+    if config.optimizer is Optimizer.PAGED_ADAMW_8BIT:
+        constants = _block_constant_bytes(counts, facts)
+        entries.append(
+            gpu_entry(
+                "adam-block-constants",
+                Account.OPTIMIZER_STATES,
+                constants,
+                AFTER_LOAD,
+                f"{constants} B of fp32 constants of 8-bit blocks, which are not paged",
+                "bitsandbytes optimizer.py Optimizer2State.init_state, absmax1 and absmax2",
+            )
+        )
     if config.optimizer in COPYING_OPTIMIZERS and config.world_size > 1:
         read = 2 * size if paged else size
         entries.append(
