@@ -122,8 +122,10 @@ def test_the_fastest_objective_is_not_slower_than_the_lowest_rung() -> None:
 def test_samples_of_a_packed_run_become_sequences() -> None:
     packed = spec_text(samples="1000, mean_tokens: 512, packing: true", length="2048", batch="1")
     assert machine_of(packed).question.samples == 250
+    assert any("the tokens of a row see those of the samples before" in note for note in plan_of(packed).warnings)
     padded = spec_text(samples="1000, mean_tokens: 512", length="2048")
     assert machine_of(padded).question.length_share == 0.25
+    assert not any("data.packing" in note for note in plan_of(padded).warnings)
 
 
 def test_host_memory_that_is_short_is_named_with_what_would_do() -> None:

@@ -48,6 +48,12 @@ _LEARNING_RATE = {Method.FULL: 2e-5, Method.LORA: 2e-4, Method.QLORA: 2e-4}
 # Source: trl 1.16.0, the commands at the top of scripts/dpo.py.
 _PREFERENCE_LEARNING_RATE = {Method.FULL: 5e-7, Method.LORA: 5e-6, Method.QLORA: 5e-6}
 
+# Source: trl 1.16.0 data_utils.py _pack_wrapped: rows are cut from all tokens in a line; nothing tells samples apart.
+_SHARED_ROWS = (
+    "data.packing joins samples end to end and cuts rows of max_length out of them (TRL's wrapped): a sample may be "
+    "cut in two, and the tokens of a row see those of the samples before them"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
@@ -126,7 +132,12 @@ def resolve(
     if refused:
         raise MemcError(tuple(refused))
     sequences, share, assumptions = _data_amount(loaded, samples)
-    assumptions = (*_other_amount(spec.data, samples), *assumptions, *image_assumptions(spec.data, model))
+    assumptions = (
+        *_other_amount(spec.data, samples),
+        *assumptions,
+        *(_SHARED_ROWS,) * (config.packing and config.task is Task.SFT),
+        *image_assumptions(spec.data, model),
+    )
     target, capacity = spec.memory.target, gpu.capacity_bytes
     assert capacity is not None
     chosen = automatic_reserve_bytes(capacity, ledger_facts)
