@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pages.accuracy import accuracy_section, catalogue_section
 from pages.card import card_section
-from pages.catalogue import gpu_table, model_table
+from pages.catalogue import gpu_table, model_table, unpriced_sentence
 from pages.codes import codes_section
 from pages.commands import command_table, commands_section
 from pages.evidence import evidence_table
@@ -25,7 +25,7 @@ from pages.lint import lint_section
 from pages.memory import memory_section
 from pages.rehearsals import rehearsals_section
 from pages.runs import output_of, workspace
-from pages.techniques import ladder_section
+from pages.techniques import ladder_section, rungs_section
 from pages.text import fenced
 from pages.times import times_section
 
@@ -48,6 +48,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "ladder": ladder_section,
     "lint": lint_section,
     "models": model_table,
+    "rungs": rungs_section,
+    "unpriced": unpriced_sentence,
 }
 TRANSCRIPT_COMMAND = "memc explain examples/7b-lora-24gb/spec.yaml"
 _GENERATED = re.compile(r"^<!-- generated: (?P<name>\S+) -->$", re.MULTILINE)

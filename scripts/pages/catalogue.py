@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memc.facts import gpu_rows, model_rows
+from memc.facts import architecture_keys, gpu_rows, ledger_described, model_rows
 from memc.units import GIB
 
 from pages.text import table
@@ -42,6 +42,20 @@ def model_table() -> str:
     priced = sum(row.priced for row in model_rows())
     columns = ["key", "model_type", "parameters", "priced", "verified", "also known as"]
     return f"{len(rows)} models, {priced} of them priced.\n\n" + table(columns, rows, ["parameters"])
+
+
+def unpriced_sentence() -> str:
+    """Returns which of the described families the ledger cannot price, as a sentence."""
+    families = architecture_keys()
+    unpriced = [f"`{family}`" for family in families if not ledger_described(family)]
+    if not unpriced:
+        return f"All {len(families)} families that memc knows are priced."
+    listed = ", ".join(unpriced)
+    why = "[what stands in the way](reference/models.md#what-is-not-priced-and-why)"
+    return (
+        f"Of {len(families)} families that memc knows, these are counted and not priced by themselves, parts of larger "
+        f"models that are priced among them: {listed} ({why})."
+    )
 
 
 def _tera(value: float | None) -> str | None:

@@ -25,23 +25,54 @@ method: [full, lora, qlora]
 training: {global_batch_size: 16384}
 hardware: {gpu: a100-sxm4-80gb, count: 8, host_memory: 1TiB, nvme: 8TB}
 """
+WHY_THERE = {
+    1: "bf16, SDPA attention and a fused optimizer cost nothing",
+    2: "the same numbers without the logits of all tokens at once, or without a second model for DPO",
+    3: "the same global batch in smaller pieces; nearly free until pieces get small",
+    4: "repeats up to one forward pass; what is kept can also wait in host memory",
+    5: "divides states over the GPUs; needs more than one",
+    6: "cheap in time, but changes numerics",
+    7: "changes what is trained; only where the spec allows it",
+    8: "states lie in host memory: every step waits for PCIe and the CPU",
+    9: "divides the weights too, over all GPUs or over those of a node, and gathers them in every pass",
+    10: "GPUs share a sequence and pass keys and values around, or weights lie in host memory, which every pass reads",
+    11: "states or weights lie on a disk, which every step or pass waits for",
+}
+"""Why each rung stands where it does, which its techniques do not say themselves."""
+
+
+def rungs_section() -> str:
+    """Returns a table of the rungs with their techniques and why they stand there.
+
+    Raises:
+        KeyError: When a rung has no reason.
+    """
+    rows: list[list[object]] = [[1, "as asked", WHY_THERE[1]]]
+    for rung, techniques in _rungs():
+        rows.append([rung, ", ".join(_linked(techniques, "../reference/techniques.md")), WHY_THERE[rung]])
+    return table(["rung", "techniques", "why it stands there"], rows)
 
 
 def ladder_section() -> str:
     """Returns a table of the rungs, then one section for each technique."""
-    rungs: defaultdict[int, list[Technique]] = defaultdict(list)
-    for technique in LADDER:
-        rungs[technique.rung].append(technique)
     rows: list[list[object]] = [[1, "as asked", "bf16 where the card has it, SDPA attention, fused AdamW"]]
-    for rung, techniques in sorted(rungs.items()):
-        names = [f"[`{t.name}`](#{_anchor(t)})" for t in techniques if not t.name.startswith("accumulate-")]
-        names += ["[`accumulate-2x` … `accumulate-1024x`](#accumulate-2x)"] if len(names) < len(techniques) else []
-        rows.append([rung, ", ".join(names), f"first cuts {techniques[0].accounts[0].value}"])
+    for rung, techniques in _rungs():
+        rows.append([rung, ", ".join(_linked(techniques, "")), f"first cuts {techniques[0].accounts[0].value}"])
     return "\n".join([table(["rung", "techniques", "what"], rows), *_sections()])
 
 
-def _anchor(technique: Technique) -> str:
-    return technique.name
+def _rungs() -> list[tuple[int, list[Technique]]]:
+    rungs: defaultdict[int, list[Technique]] = defaultdict(list)
+    for technique in LADDER:
+        rungs[technique.rung].append(technique)
+    return sorted(rungs.items())
+
+
+def _linked(techniques: list[Technique], page: str) -> list[str]:
+    """Returns the names of techniques as links to their sections; all kinds of accumulation under one name."""
+    names = [f"[`{t.name}`]({page}#{t.name})" for t in techniques if not t.name.startswith("accumulate-")]
+    whole = f"[`accumulate-2x` … `accumulate-1024x`]({page}#accumulate-2x)"
+    return names + ([whole] if len(names) < len(techniques) else [])
 
 
 def _sections() -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memc.ladder import LADDER
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -163,6 +164,17 @@ def test_no_generated_part_is_left_unfilled(site: Path) -> None:
         text = page.read_text(encoding="utf-8")
         assert "<!-- generated" not in text, page.name
         assert "<!-- output" not in text, page.name
+
+
+def test_the_ladder_and_the_questions_name_what_the_code_has(tmp_path: Path) -> None:
+    ladder = generator.expand("<!-- generated: rungs -->", tmp_path)
+    rungs = {technique.rung for technique in LADDER}
+    assert [line.split("|")[1].strip() for line in ladder.splitlines()[2:]] == [str(n) for n in (1, *sorted(rungs))]
+    assert [t.name for t in LADDER if not t.name.startswith("accumulate-") and f"#{t.name})" not in ladder] == []
+    unpriced = generator.expand("<!-- generated: unpriced -->", tmp_path)
+    assert "`clip`" in unpriced
+    assert "`mixtral`" not in unpriced
+    assert "`t5`" not in unpriced
 
 
 def test_a_page_that_asks_for_what_does_not_exist_is_an_error(tmp_path: Path) -> None:
