@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from memc.facts import load_fact
@@ -54,6 +55,7 @@ def agreement_remarks(context: Context) -> Iterator[Remark]:
     """Yields a remark for each value that two files of the run state differently."""
     statements = context.statements
     yield from _engines(statements)
+    yield from _missing_files(statements)
     yield from _beside_a_file(statements)
     yield from _owned_by_the_trainer(statements)
     yield from _batch(context)
@@ -121,6 +123,34 @@ def _two_engines(one: Stated, other: Stated) -> Remark:
     )
 
 
+def _missing_files(statements: Statements) -> Iterator[Remark]:
+    """Yields a remark for a DeepSpeed file that is named and lies neither beside the file, above it nor in the run."""
+    read = {document.path.name for document in statements.documents}
+    for document in statements.of(Kind.ARGUMENTS, Kind.ACCELERATE, Kind.LAUNCH):
+        for steps in (("deepspeed",), ("deepspeed_config", "deepspeed_config_file"), ("deepspeed_config_file",)):
+            name = document.value(*steps)
+            if not isinstance(name, str) or not name.endswith(".json") or not name.isprintable() or "$" in name:
+                continue
+            path = Path(name)
+            if path.is_absolute() or name.startswith("~") or path.name in read or _lies_by(document.path, path):
+                continue
+            yield Remark(
+                code="deepspeed-file-missing",
+                weight=Weight.WARNING,
+                message=f"{'.'.join(steps)} is {shown(name)}: no such file lies beside {document.path.name} or above",
+                hint="write the path of the DeepSpeed file, from the folder that the run is started in",
+                place=document.place(*steps),
+            )
+
+
+def _lies_by(document: Path, named: Path) -> bool:
+    """Whether a relative path leads to a file from a document's folder or one above it."""
+    try:
+        return any((folder / named).is_file() for folder in document.absolute().parents)
+    except OSError:
+        return False
+
+
 def _beside_a_file(statements: Statements) -> Iterator[Remark]:
     """Yields a remark for the keys that accelerate refuses when it is told to read a DeepSpeed file."""
     refused = str(load_fact("accelerate.keys_beside_a_deepspeed_file").value).split()
@@ -157,7 +187,7 @@ def _held(document: Document, key: str, where: tuple[str, ...]) -> Iterator[tupl
 def _owned_by_the_trainer(statements: Statements) -> Iterator[Remark]:
     for name in _OWNED:
         engine = [item for item in statements.all(name) if item.kind is Kind.DEEPSPEED and not item.default]
-        engine += [item for item in statements.all(name) if item.kind is Kind.ACCELERATE]
+        engine += [item for item in statements.all(name) if item.kind in (Kind.ACCELERATE, Kind.LAUNCH)]
         arguments = sorted(
             (item for item in statements.all(name) if item.kind is Kind.ARGUMENTS), key=lambda item: item.default
         )

@@ -35,6 +35,9 @@ _STATED_UNDER: Mapping[str, tuple[str, ...]] = {
     "one_tied_table_saved": ("modules_to_save",),
     "embeddings_train": ("adapter",),
     "wraps_by_class": ("wrap_policy",),
+    "cadences_differ": ("save_steps", "eval_steps"),
+    "device_map_spreads": ("device_map",),
+    "computes_in_fp32": ("weights_dtype",),
 }
 """Statements that a value is made of, where they have other names than it."""
 

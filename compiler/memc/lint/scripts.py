@@ -83,6 +83,13 @@ class _Script:
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         }
+        self.starred = any(
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").partition(".")[0] in _LIBRARIES
+            and any(alias.name == "*" for alias in node.names)
+            for node in nodes
+        )
+        self.own = frozenset(node.name for node in nodes if isinstance(node, ast.ClassDef | ast.FunctionDef))
         self.calls = [node for node in nodes if isinstance(node, ast.Call)]
         self.loads = [call for call in self.calls if _is_model_load(call)]
         self.functions = {node.name: node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -93,6 +100,8 @@ class _Script:
         name = function.id if isinstance(function, ast.Name) else ""
         if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
             name = function.value.id
+        if name not in self.imported and isinstance(function, ast.Name):
+            return self.starred and name not in self.own
         return self.imported.get(name, "").partition(".")[0] in _LIBRARIES
 
     def documents(self) -> Iterator[Document]:
@@ -103,7 +112,7 @@ class _Script:
             keys, open_ended = self._keywords(call)
             if not keys and open_ended:
                 continue
-            yield Document(
+            document = Document(
                 kind=kind,
                 path=self.path,
                 node=section(keys, _position(call)),
@@ -115,6 +124,12 @@ class _Script:
                 ),
                 extra={"open": open_ended or bool(call.args), "script": True},
             )
+            yield document
+            for name, inside in (("deepspeed", Kind.DEEPSPEED), ("fsdp_config", Kind.FSDP)):
+                if kind is Kind.ARGUMENTS and name in keys and keys[name][1].keys:
+                    yield Document(
+                        kind=inside, path=self.path, node=keys[name][1], owner=document, extra={"section": name}
+                    )
 
     def _keywords(self, call: ast.Call) -> tuple[dict[str, tuple[Position, Node]], bool]:
         """Returns the keywords of a call with their values, and whether it takes more than can be read."""
@@ -217,7 +232,7 @@ class _Script:
             kind=Kind.SCRIPT,
             path=self.path,
             node=section(keys, Position(line=1, column=1)),
-            extra={"early_load": early},
+            extra={"early_load": early, "frozen_adapters": self._freezes_adapters()},
         )
 
     def _loads_before_arguments(self) -> tuple[Place, Place] | None:
@@ -230,6 +245,17 @@ class _Script:
                 return (_place(self.path, load), _place(self.path, call)) if load is not None else None
             if load is None and _is_model_load(call):
                 load = call
+        return None
+
+    def _freezes_adapters(self) -> tuple[Place, Place] | None:
+        """Returns the places of `prepare_model_for_kbit_training` and of a `get_peft_model` before it, else None."""
+        wrapped: ast.Call | None = None
+        for call in self._in_order(self.tree.body, 0, [0]):
+            name = _called(call)
+            if name == "prepare_model_for_kbit_training":
+                return (_place(self.path, call), _place(self.path, wrapped)) if wrapped is not None else None
+            if wrapped is None and name == "get_peft_model":
+                wrapped = call
         return None
 
     def _in_order(self, body: list[ast.stmt], depth: int, count: list[int]) -> Iterator[ast.Call]:

@@ -105,7 +105,9 @@ def _launches(path: Path, line: list[_Token], variables: dict[str, str]) -> Iter
     position = line[start].position
     named = ("config_file", "deepspeed_config_file")
     names = [node.value for name, (_, node) in flags.items() if name in named and isinstance(node.value, str)]
-    environment = {name: value for name, value in variables.items() if name.isupper()}
+    before = [_ASSIGNED.fullmatch(word) for word in words[:start]]
+    known = variables | {match["name"]: match["value"] for match in before if match is not None}
+    environment = {name: value for name, value in known.items() if name.isupper()}
     launch = Document(
         kind=Kind.LAUNCH,
         path=path,

@@ -149,7 +149,8 @@ def plain(name: str, node: Node) -> Any:
             return text
         if name in ("save_strategy", "eval_strategy"):
             return text.lower()
-        return None if text.lower() in _NEVER and name not in ("offload_param", "offload_optimizer") else text
+        spoken = name in ("offload_param", "offload_optimizer") or (name == "device_map" and text.lower() == "auto")
+        return None if text.lower() in _NEVER and not spoken else text
     if isinstance(value, bool) and name in ("mixed_precision", "save_strategy", "eval_strategy"):
         return "no" if not value else None
     return value
@@ -290,6 +291,10 @@ def _of_script(document: Document) -> Iterator[Stated]:
     early = document.extra.get("early_load")
     if early is not None:
         yield replace(_make(document, "loads_early", True), place=early[0], key="from_pretrained")
+    frozen = document.extra.get("frozen_adapters")
+    if frozen is not None:
+        for name, place in zip(("freezes_adapters", "adapters_before"), frozen, strict=True):
+            yield replace(_make(document, name, True), place=place, key="prepare_model_for_kbit_training")
     load = ("from_pretrained",)
     for key, name in (
         ("device_map", "device_map"),
@@ -301,8 +306,6 @@ def _of_script(document: Document) -> Iterator[Stated]:
     ):
         node = document.find(*load, key)
         value = None if node is None else plain(name, node)
-        if key == "device_map" and node is not None and node.value == "auto":
-            value = "auto"
         if value is not None:
             yield _make(document, name, value, *load, key)
     enable = document.find("gradient_checkpointing_enable")

@@ -212,7 +212,41 @@ def _of_files(context: Context, method: str | None, engine: str | None) -> dict[
         "scaled_by_torch": engine != "deepspeed",
         "weights_dtype": str(statements.value("weights_dtype") or "").lower().removeprefix("torch.") or None,
         "strategies_differ": _strategies_differ(statements),
+        **_cadences(statements),
+        "device_map_spreads": _spreads(statements, engine),
+        "freezes_adapters": statements.value("freezes_adapters"),
+        "adapters_before": statements.value("adapters_before"),
+        "computes_in_fp32": _computes_in_fp32(statements),
     }
+
+
+def _cadences(statements: Statements) -> dict[str, Any]:
+    """Returns the steps between evaluations and between checkpoints, and whether the latter is no multiple."""
+    evaluation, saving = statements.value("eval_steps"), statements.value("save_steps")
+    each = (statements.value("eval_strategy"), statements.value("save_strategy"))
+    if each != ("steps", "steps") or _axolotl(statements):
+        return {}
+    saving = 500 if saving is None else saving
+    if not (isinstance(evaluation, int) and isinstance(saving, int) and min(evaluation, saving) >= 1):
+        return {}
+    return {"eval_steps": evaluation, "save_steps": saving, "cadences_differ": bool(saving % evaluation)}
+
+
+def _spreads(statements: Statements, engine: str | None) -> bool | None:
+    """Whether device_map divides the model among GPUs; ZeRO-3 refuses every device_map, which another rule says."""
+    if engine == "deepspeed" and statements.value("zero_stage") == 3:
+        return None
+    value = statements.value("device_map")
+    return isinstance(value, str) and value.lower() in ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def _computes_in_fp32(statements: Statements) -> bool:
+    """Whether weights are loaded in fp32 and every file that could ask for a 16-bit type says that it does not."""
+    weights = str(statements.value("weights_dtype") or "").lower().removeprefix("torch.")
+    mixed = [str(item.value).lower() for item in statements.all("mixed_precision")]
+    stated = {name: statements.all(name) for name in ("bf16", "fp16")}
+    off = all(items and not any(item.value for item in items) for items in stated.values())
+    return weights in ("float32", "fp32") and off and all(value == "no" for value in mixed)
 
 
 def _default(context: Context, side: str) -> Any:

@@ -43,6 +43,7 @@ def world_remarks(context: Context) -> Iterator[Remark]:
     yield from _available(context)
     yield from _visible(statements)
     yield from _several_machines(statements)
+    yield from _one_rank_for_all(statements)
     yield from _slurm(statements)
 
 
@@ -159,6 +160,34 @@ def _several_machines(statements: Statements) -> Iterator[Remark]:
                 code="no-rendezvous", weight=Weight.WARNING, message=message, hint=f"add {option}", place=nodes.place
             )
             return
+
+
+def _one_rank_for_all(statements: Statements) -> Iterator[Remark]:
+    """Yields a remark when srun starts accelerate on several machines with one and the same rank of the machine.
+
+    Source: accelerate 1.15.0, utils/launch.py (node_rank is machine_rank) and commands/launch.py (the rendezvous is
+    static by default, and takes that rank).
+    """
+    nodes, rank = statements.first("nodes"), statements.first("machine_rank")
+    if nodes is None or rank is None or not _whole(nodes.value) or nodes.value < 2:
+        return
+    for document in statements.of(Kind.LAUNCH):
+        backends = [item.value("rdzv_backend") for item in (document, *statements.of(Kind.ACCELERATE))]
+        static = all(backend is None or str(backend).lower() == "static" for backend in backends)
+        if document.dialect != "accelerate" or not document.extra.get("srun") or not static:
+            continue
+        if document.value("machine_rank") is UNRESOLVED:
+            continue
+        yield Remark(
+            code="one-rank-for-all",
+            weight=Weight.ERROR,
+            message=f"srun starts this line on {nodes.value} nodes, and machine_rank is {rank.value} on each of them: "
+            "they wait for a machine that never comes",
+            hint="start it with srun bash -c '... --machine_rank $SLURM_NODEID ...', in single quotes",
+            place=rank.place,
+            others=(document.place(),),
+        )
+        return
 
 
 def _meets(document: Document, statements: Statements) -> bool:
