@@ -63,7 +63,14 @@ def random_config(model_type: str, seed: int) -> dict[str, Any]:
     sizes = _sizes(rng)
     if model_type == "llama4_vision_model":
         sizes["intermediate"] = 4 * sizes["hidden"]  # what pixel shuffling makes of the hidden width
-    needed = ("layers", "hidden", "heads", "vocab", "encoder_layers")
+    needed = (
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "vocab",
+        "encoder_layers",
+    )  # key heads that a class has may not divide
     fixed = {requirement["name"]: requirement for requirement in architecture.get("requires", ())}
     for name, rule in architecture["config"].items():
         keys = rule.get("key", [])
