@@ -201,7 +201,8 @@ def _owned_by_the_trainer(statements: Statements) -> Iterator[Remark]:
             continue
         for item in engine:
             if not _agree(name, item, counts):
-                yield _differs(item, counts, _AUTO, why=_reason(item))
+                hint = f"remove {item.key} from the command line" if item.kind is Kind.LAUNCH else _AUTO
+                yield _differs(item, counts, hint, why=_reason(item))
 
 
 def _ratio(stated: Stated) -> bool:
