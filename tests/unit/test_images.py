@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from memc import driver
 from memc.config import patch_grid
 from memc.errors import MemcError
 from memc.facts.models import load_model
@@ -129,3 +130,25 @@ def test_a_module_of_the_tower_alone_names_the_field_that_adapts_it() -> None:
     with pytest.raises(MemcError) as refused:
         answer_to(spec("Qwen/Qwen2.5-0.5B", more="lora: {image_tower: true}"))
     assert refused.value.diagnostics[0].code == "images-not-seen"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (("task: sft", "task: pretrain"), "task"),
+        ((", samples", ", images_per_sample: 0, samples"), "data.images_per_sample"),
+    ],
+)
+def test_what_is_not_written_for_a_model_of_images_says_where(
+    change: tuple[str, str], field: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "spec.yaml"
+    text = spec(DYNAMIC, data=", train: rows.jsonl, image_pixels: 200704")
+    path.write_text(text.replace(*change), encoding="utf-8")
+    with pytest.raises(MemcError) as caught:
+        driver.generate(driver.answer(path), tmp_path / "out", "memc compile spec.yaml")
+    found = {(item.code, item.where.field if item.where else "") for item in caught.value.diagnostics}
+    assert ("images-not-written", field) in found
+    path.write_text(text, encoding="utf-8")
+    files = driver.generate(driver.answer(path), tmp_path / "out", "memc compile spec.yaml")
+    assert "MAX_PIXELS = 200704 " in files["train.py"]
