@@ -56,8 +56,13 @@ def _set_heads(made: dict[str, Any], rules: Mapping[str, Any], sizes: Mapping[st
         count = max(1, hidden * sizes[heads] // sizes["hidden"])
         _set(made, rules, heads, count)
         if keys in sizes:
-            _set(made, rules, keys, max(1, count * sizes[keys] // sizes[heads]))
+            _set(made, rules, keys, _sharers(count, count * sizes[keys] / sizes[heads]))
     _set(made, rules, "head_dim", width)
+
+
+def _sharers(heads: int, wanted: float) -> int:
+    """Returns the number of key heads next to one that is wanted which heads can share evenly."""
+    return min((keys for keys in range(1, heads + 1) if heads % keys == 0), key=lambda keys: abs(keys - wanted))
 
 
 def _fitted(made: dict[str, Any], rules: Mapping[str, Any], stated: Mapping[str, int], wanted: float) -> dict[str, Any]:

@@ -18,6 +18,7 @@ CASES: tuple[tuple[str, dict[str, int], float], ...] = (
     ("Qwen/Qwen1.5-MoE-A2.7B", {"layers": 28, "hidden": 3584, "experts": 64}, 57.4e9),
     ("meta-llama/Llama-2-7b-hf", {"layers": 48, "hidden": 5120}, 20e9),
     ("openai-community/gpt2", {}, 3e9),
+    ("Qwen/Qwen2.5-7B", {"hidden": 52 * 128}, 28e9),
 )
 
 
