@@ -129,7 +129,7 @@ def test_samples_of_a_packed_run_become_sequences() -> None:
 
 
 def test_host_memory_that_is_short_is_named_with_what_would_do() -> None:
-    text = spec_text(method="full", host="48GiB", more="ladder: {require: [offload-optimizer]}")
+    text = spec_text(gpu="l40s", method="full", host="48GiB", more="ladder: {require: [offload-optimizer]}")
     refusal = refusal_of(text)
     assert refusal.binding == "host"
     (needed,) = (item.needed for item in refusal.relaxations if item.input == "hardware.host_memory")
