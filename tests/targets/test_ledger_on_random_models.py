@@ -39,7 +39,9 @@ def models(draw: st.DrawFn) -> dict[str, Any]:
     groups, kv_heads = draw(st.sampled_from((1, 2, 3))), draw(st.sampled_from((1, 2, 4)))
     head_dim = draw(st.sampled_from((16, 32, 40, 64)))
     heads = groups * kv_heads
-    hidden = heads * head_dim if family in ("phi3", "qwen2", "smollm3") else 32 * draw(st.integers(4, 20))
+    width = draw(st.integers(4, 20))
+    even = family in ("gemma2", "gemma3_text", "llama", "phi3", "qwen2", "smollm3")  # their configs insist on it
+    hidden = heads * head_dim if even else 32 * width
     layers = draw(st.integers(2, 5))
     fields = {
         "model_type": family,
