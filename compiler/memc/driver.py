@@ -22,6 +22,7 @@ from memc.facts.calibration import calibrated, calibration_of, file_calibration,
 from memc.facts.classifiers import as_classifier
 from memc.plan import Infeasible, Plan
 from memc.solver import solve
+from memc.solver.combinations import unreadable_checkpoint
 from memc.spec import LoadedSpec, load_spec
 
 if TYPE_CHECKING:
@@ -416,6 +417,7 @@ def _priced_only(loaded: LoadedSpec, plan: Plan) -> list[Diagnostic]:
             )
         )
     found += _unreadable_data(loaded)
+    found += unreadable_checkpoint(loaded, plan.config, plan.model, plan.gpu)
     if plan.config.fsdp is not None and plan.config.fsdp.version != 2:
         found.append(
             loaded.diagnostic(

@@ -51,6 +51,27 @@ def combination_warnings(
     return [f"{message(rule, values)}: {rule.fix} ({rule.id})" for rule in rules]
 
 
+_UNREADABLE = ("quantised-checkpoint-under-qlora", "fp8-checkpoint-of-part-blocks")
+"""Rules on checkpoints that transformers cannot read as planned: a copy in 16 bits has the price, and other weights."""
+
+
+def unreadable_checkpoint(
+    loaded: LoadedSpec, config: TrainingConfig, model: ModelFacts, gpu: GpuFacts
+) -> list[Diagnostic]:
+    """Returns why no script could read the checkpoint that the model's name stands for; nothing when one can."""
+    if not model.checkpoint_quantization:
+        return []
+    values = facts_of(config, model, gpu)
+    rules = broken_rules(values, PlannedVersions(loaded.spec.libraries.named), (Severity.WARNING,))
+    return [
+        loaded.diagnostic(
+            "model", "checkpoint-not-readable", f"{message(rule, values)} ({rule.id}); memc explain prices it", rule.fix
+        )
+        for rule in rules
+        if rule.id in _UNREADABLE
+    ]
+
+
 def _is_set(loaded: LoadedSpec, field: str) -> bool:
     _, found = loaded.document.find(tuple(field.split(".")))
     return found == tuple(field.split("."))
