@@ -136,7 +136,7 @@ def with_entry(plan: Plan, **fields: object) -> Ledger:
     """Returns the plan's ledger with one more GiB somewhere, an entry like that of the allocator's rounding."""
     bill = plan.ledger.gpu
     rounding = next(entry for entry in bill.entries if entry.name == "allocator-rounding")
-    entry = replace(rounding, **{"name": "allocator-holes", "bytes": GIB, "moments": STEP_MOMENTS, **fields})
+    entry = replace(rounding, **{"name": "allocator-test", "bytes": GIB, "moments": STEP_MOMENTS, **fields})
     return replace(plan.ledger, gpu=resource_ledger(Resource.GPU, (*bill.entries, entry)))
 
 
