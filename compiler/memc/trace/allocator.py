@@ -65,12 +65,13 @@ class _Pool:
 
         In an expandable segment a chunk counts as large as it can grow.
         """
-        place = bisect_left(self.order, size << _ADDRESS_BITS)
-        if place == len(self.order):
+        order = self.order
+        place = bisect_left(order, size << _ADDRESS_BITS)
+        if place == len(order):
             return None
-        found = self.chunks[self.order[place]]
-        while expandable and place + 1 < len(self.order):
-            following = self.chunks[self.order[place + 1]]
+        found = self.chunks[order[place]]
+        while expandable and found.after is not None and not found.after.mapped and place + 1 < len(order):
+            following = self.chunks[order[place + 1]]
             if _grown(following) >= _grown(found):
                 break
             found, place = following, place + 1
@@ -139,11 +140,13 @@ class CachingAllocator:
 
     def _give_to_pool(self, chunk: _Chunk) -> None:
         """Joins a free chunk with free neighbours and puts it in its pool."""
-        pool = self._pools[chunk.small]
-        for neighbour in (chunk.before, chunk.after):
-            if neighbour is not None and not neighbour.used and neighbour.mapped:
-                pool.take(neighbour)
-                _join(chunk, neighbour)
+        pool, before, after = self._pools[chunk.small], chunk.before, chunk.after
+        if before is not None and not before.used and before.mapped:
+            pool.take(before)
+            _join(chunk, before)
+        if after is not None and not after.used and after.mapped:
+            pool.take(after)
+            _join(chunk, after)
         pool.add(chunk)
 
     def _grow(self, pool: _Pool, size: int) -> _Chunk:
