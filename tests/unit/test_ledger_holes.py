@@ -16,6 +16,7 @@ from memc.ledger.holes import CUT, PART, SUB_GROUP, TIGHT, WHOLE, Pieces, embedd
 from planmaker import make_config, make_zero
 
 SIZES = st.integers(0, 2**40)
+LENGTHS = (1024, 2048, 4096, 8192)
 KINDS = st.sampled_from((WHOLE, CUT, TIGHT, PART, SUB_GROUP))
 
 
@@ -99,3 +100,40 @@ def test_a_head_comes_beside_a_full_window() -> None:
     assert named(bill(passes), "allocator-gather-stream") == 2 * (2 * head + head // 8)
     tied = bill(configuration(3, 8, loss=LossHead.CHUNKED), "microsoft/Phi-4-mini-instruct")
     assert named(tied, "allocator-gather-stream") == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "ranks", "kind"),
+    [
+        ("meta-llama/Llama-3.2-1B", 2, "step-pair-gradients"),
+        ("meta-llama/Llama-3.2-1B", 8, "step-part-gradients"),
+        ("meta-llama/Llama-3.1-8B", 2, "step-part-gradients"),
+    ],
+)
+def test_a_norm_in_fp64_that_fits_nowhere_takes_flat_gradients_with_it(model: str, ranks: int, kind: str) -> None:
+    assert named(bill(configuration(2, ranks), model), kind) > 0
+
+
+def adapters(**changes: object) -> TrainingConfig:
+    config = replace(make_config(method=Method.LORA), checkpoint_every=1, micro_batch_size=1, max_length=1024)
+    return replace(config, loss=LossHead.PLAIN, gradient_accumulation_steps=2, **changes)
+
+
+def test_what_the_backwards_workspace_cuts_off_is_of_no_use_to_the_next_pass() -> None:
+    gemma = load_model("google/gemma-2-2b", base_dir=Path())
+    cut = named(bill(adapters(), gemma.key), "allocator-layer-blocks")
+    assert cut == 2 * 1024 * (gemma.vocab_size + gemma.hidden_size)
+    for other in (
+        replace(adapters(), gradient_accumulation_steps=1),
+        replace(adapters(), checkpoint_every=0),
+        replace(adapters(), loss=LossHead.CHUNKED),
+    ):
+        assert named(bill(other, gemma.key), "allocator-layer-blocks") < cut
+
+
+def test_a_workspace_that_has_room_cuts_off_no_more() -> None:
+    cuts = [
+        named(bill(adapters(max_length=length), "google/gemma-2-2b"), "allocator-layer-blocks") for length in LENGTHS
+    ]
+    assert cuts == sorted(cuts)
+    assert cuts[-1] < cuts[0] * LENGTHS[-1] // LENGTHS[0]

@@ -122,7 +122,7 @@ def _states(model: ModelFacts, config: TrainingConfig, counts: ParamCounts, fact
 
 def _activations(model: ModelFacts, config: TrainingConfig, _counts: ParamCounts, facts: LedgerFacts) -> Bill:
     bill = activation_bill(model, config, facts)
-    book_layer_blocks(bill, config, facts)
+    book_layer_blocks(bill, model, config, facts)
     book_layer_pieces(bill, model, config, facts)
     return bill
 

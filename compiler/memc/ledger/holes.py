@@ -16,14 +16,15 @@ EMBEDDING = "gradient-of-embedding"
 """Name of the embedding's gradient where it comes after those of all layers, one by one."""
 WHOLE, CUT, TIGHT = "step-flat-", "step-flattened-", "step-pair-"
 PART, SUB_GROUP = "step-part-", "step-sub-group-"
-"""Names of the step's pieces begin with it: of stage 1 with a plain loss and with a chunked one, of stage 2 with a
-chunked one on two ranks, of stage 2 otherwise, of stage 3.
+"""Names of the step's pieces begin with it: of stage 1 with a plain loss and with a chunked one, of stage 2 on two
+ranks with a chunked one or a large embedding, of stage 2 otherwise, of stage 3.
 
 In stage 1 they have the place of the whole flat copy of initialisation, and gradients of the pass that of the weights
 before they were flattened, which is as large as all flat gradients. On two ranks, of which alone the step is the
 largest moment, a piece that this holds leaves as much unused as it takes; the workspace cuts it where the loss is
 chunked, whose first product comes among the large blocks, and then none of it is of use. The same holds of stage 2 on
-two ranks. Elsewhere the pieces have room behind what the pass held, and what the workspace cuts off is a half.
+two ranks; and where a norm in fp64 had no room in it, they come where that was. Elsewhere the pieces have room behind
+what the pass held, and what the workspace cuts off is a half.
 """
 _LOST = {TIGHT: (2, 1), WHOLE: (1, 1), CUT: (2, 1), PART: (1, 2), SUB_GROUP: (1, 2)}
 """The most that is lost, in flat gradients, and by what the pass's memory is divided."""

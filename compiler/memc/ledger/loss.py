@@ -28,13 +28,15 @@ def loss_entries(model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) 
     return stack_loss_entries(model, config, facts.stack)
 
 
-def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) -> None:
+def book_layer_blocks(bill: Bill, model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> None:
     """Adds what a layer's forward pass leaves free in blocks that are too small for what the loss asks for.
 
-    That is logits or, of a chunked head that trains, the fp32 sum of its gradient.
+    That is logits or, of a chunked head that trains, the fp32 sum of its gradient. Where the pass before cut off more,
+    layers run in that.
 
     Args:
         bill: That of the layers, which has the working set of their forward pass.
+        model: The model.
         config: The configuration.
         facts: Which stack runs.
     """
@@ -43,14 +45,39 @@ def book_layer_blocks(bill: Bill, config: TrainingConfig, facts: LedgerFacts) ->
         return
     kept = bill.bytes_of("highest-layer-activations", Moment.LOSS)
     left = max(0, bill.bytes_of("forward-working-set", Moment.FORWARD) - kept)
+    cut = _cut_off_bytes(model, config, facts.cublas_workspace_bytes)
+    what = "of a layer's forward pass" if left >= cut else "below the workspace of the backward's thread"
     bill.add(
         f"{ALLOCATOR}layer-blocks",
         Account.ACTIVATIONS,
-        left,
+        max(left, cut),
         Moment.LOSS,
-        lambda: f"{left} B of a layer's forward pass, freed, and too small for what the loss asks for",
-        "torch CUDACachingAllocator.cpp get_free_block",
+        lambda: f"{max(left, cut)} B {what}, free, and too small for what the loss asks for",
+        "torch CUDACachingAllocator.cpp get_free_block, CUDABlas.cpp getChosenWorkspaceSize",
     )
+
+
+def _cut_off_bytes(model: ModelFacts, config: TrainingConfig, workspace_bytes: int) -> int:
+    """Returns what the first pass of a step leaves below the cuBLAS workspace of the backward's thread.
+
+    Where the head does not train, that thread's first product is the gradient of its input: the workspace comes after
+    the 16-bit gradient of logits and that, which lie lowest, and stays. In the next pass of the step the last layer's
+    output and the head's input lie there, and the logits have no room by as much. Without checkpointing the workspace
+    has room among the blocks of layers, and so it has among dequantised weights; an fp32 gradient of logits lies
+    highest; between steps what is free goes back. From some length on the workspace has room where the last layer's
+    output was: the most that a shorter pass loses is counted, so that it is never less for more.
+
+    Args:
+        model: The model.
+        config: The configuration.
+        workspace_bytes: The workspace of one thread.
+    """
+    size, passes = dtypes(config).compute, config.gradient_accumulation_steps
+    alone = config.method is Method.LORA and config.zero is None and config.fsdp is None
+    if not alone or passes == 1 or config.checkpoint_every != 1 or size == _FP32:
+        return 0
+    stream = min(size * config.micro_batch_tokens * model.hidden_size, workspace_bytes)
+    return stream + stream * model.vocab_size // model.hidden_size
 
 
 def book_layer_pieces(bill: Bill, model: ModelFacts, config: TrainingConfig, facts: LedgerFacts) -> None:

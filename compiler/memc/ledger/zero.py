@@ -16,7 +16,7 @@ from memc.ledger.holes import CUT, EMBEDDING, PART, SUB_GROUP, TIGHT, WHOLE
 from memc.ledger.partitions import Holdings, holdings, largest_sub_group, trained_matrices
 from memc.ledger.parts import AFTER_LOAD, ALWAYS, BACKWARD, TRAINING, cached_entry, gpu_entry
 from memc.ledger.states import ParamCounts
-from memc.ledger.zero_norms import norm_entries
+from memc.ledger.zero_norms import FP64_BYTES, norm_entries
 from memc.units import ceil_div
 
 _ZERO = "DeepSpeed stage_1_and_2.py, stage3.py"
@@ -55,7 +55,7 @@ def zero_entries(
     elif zero.stage:
         entries += _flattening(config, counts, types, facts, share)
         entries += _partitioned_gradients(model, config, counts, types, facts)
-        entries += _flat_copies(config, types, share, text)
+        entries += _flat_copies(config, counts, types, share, text)
     else:
         stays = TRAINING if config.gradient_accumulation_steps > 1 else (_LAST | _EMBEDDING | _STEP)
         size = types.gradient * counts.trainable
@@ -204,14 +204,22 @@ def _stage_2(held: Holdings, counts: ParamCounts, *, accumulates: bool) -> list[
     ]
 
 
-def _flat_copies(config: TrainingConfig, types: Dtypes, share: int, text: str) -> list[Entry]:
-    """Returns the copies of this rank's gradients that the step of stages 1 and 2 works on."""
+def _flat_copies(config: TrainingConfig, counts: ParamCounts, types: Dtypes, share: int, text: str) -> list[Entry]:
+    """Returns the copies of this rank's gradients that the step of stages 1 and 2 works on.
+
+    On two ranks they find no room in what the pass held where the largest gradient's fp64 copy, of which stage 2 takes
+    the norm first, does not fit in half the place of initialisation's flat copy, in which the pass lay: it comes after
+    all that stays, and they come where it was.
+
+    Source: DeepSpeed stage_1_and_2.py get_grad_norm_direct; torch CUDACachingAllocator.cpp get_free_block.
+    """
     zero = config.zero
     assert zero is not None
     if zero.offload_optimizer is not Offload.NONE:
         return []
     chunked = config.loss is LossHead.CHUNKED
-    kind = TIGHT if chunked and config.world_size == 2 else PART
+    far = 2 * FP64_BYTES * min(counts.largest_tensor, share) > types.gradient * counts.trainable
+    kind = TIGHT if config.world_size == 2 and (chunked or far) else PART
     if zero.stage == 1:
         kind = CUT if chunked else WHOLE
     return _step_copies(zero, types, share, kind, text, f"{_STAGE_2} step")

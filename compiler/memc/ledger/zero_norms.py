@@ -12,7 +12,7 @@ from memc.ledger.parts import cached_entry, gpu_entry
 from memc.ledger.states import ParamCounts
 from memc.units import ceil_div
 
-_FP64_BYTES = 8
+FP64_BYTES = 8
 _SOURCE = "DeepSpeed stage3.py _constant_buffered_norm2, stage_1_and_2.py set_norm_for_param_grad_in_gpu"
 _OTHERS = frozenset({Moment.FORWARD, Moment.LOSS, Moment.STEP, Moment.EVALUATE})
 
@@ -59,8 +59,8 @@ def _taken_bytes(elements: int, config: TrainingConfig, counts: ParamCounts, siz
     assert config.zero is not None
     if config.zero.stage == 3:
         part = ceil_div(elements, config.world_size)
-        return size * part + _FP64_BYTES * min(part, facts.norm_buffer_params)
-    return _FP64_BYTES * min(elements, ceil_div(counts.trainable, config.world_size))
+        return size * part + FP64_BYTES * min(part, facts.norm_buffer_params)
+    return FP64_BYTES * min(elements, ceil_div(counts.trainable, config.world_size))
 
 
 def _stream(name: str, size: int, moments: frozenset[Moment]) -> Entry:
