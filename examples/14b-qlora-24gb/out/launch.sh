@@ -5,7 +5,8 @@
 # Starts 1 process(es) per node on 1 node(s), from any folder; data paths are relative to that folder.
 #   bash launch.sh                    train
 #   bash launch.sh --resume           go on from the last checkpoint
-#   bash launch.sh --device cpu       the same run on the CPU, for a try without a GPU
+#   bash launch.sh --anew             start again; what an earlier run left in the output folder is put aside
+#   bash launch.sh --device cpu       the same run on the CPU, for a try without a GPU (with --max-steps 2 --output-dir try)
 set -euo pipefail
 
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)"

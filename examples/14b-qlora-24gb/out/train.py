@@ -10,6 +10,7 @@ Start it with `bash launch.sh`. Nothing of memc is needed to run it; PLAN.md say
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -82,6 +83,8 @@ ASSISTANT_ONLY_LOSS = False
 HOST_MEMORY_BYTES = 8066695168  # most that is planned to lie in the memory of one node
 
 SIZES = "sizes.json"  # last file of a checkpoint: how large the others are
+RECORD = "run.json"  # beside the checkpoints: which run they belong to
+SHARED_WAIT_SECONDS = 15  # most that a file of the first process may take to be seen by the others
 PROBE_SCHEMA = "memc/probe/1"
 PHASES = ("load", "first_step", "steady", "evaluate", "save", "resume", "resumed_step")
 DRAWN_ROWS = 64  # of a probe, even: the others repeat them
@@ -92,6 +95,10 @@ class PlanError(RuntimeError):
     """The run differs from the plan, or its input cannot be used; the message says what to change."""
 
 
+class SharedError(PlanError):
+    """What every process raises and one of them says."""
+
+
 def parse_arguments() -> argparse.Namespace:
     """Returns the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -99,6 +106,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--max-steps", type=int, default=MAX_STEPS, help="stop after so many optimizer steps")
     parser.add_argument("--output-dir", default=OUTPUT_DIR, help="where checkpoints and the final model go")
     parser.add_argument("--resume", action="store_true", help="go on from the last complete checkpoint")
+    parser.add_argument("--anew", action="store_true", help="put aside what an earlier run left in the output folder")
     parser.add_argument("--any-first-loss", action="store_true", help="go on whatever the loss of the first step is")
     parser.add_argument("--probe", metavar="DIR", help="run a few steps on synthetic data and write memory peaks here")
     parser.add_argument("--random-weights", action="store_true", help="with --probe: build the weights from the config")
@@ -112,6 +120,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--random-weights belongs to --probe: a real run never trains from random weights")
     if not arguments.probe and (arguments.settle or arguments.keep_checkpoints or arguments.memory_history):
         parser.error("--settle, --keep-checkpoints and --memory-history belong to --probe")
+    if arguments.anew and (arguments.resume or arguments.probe):
+        parser.error("--anew starts a run from the beginning: it does not go with --resume or --probe")
     arguments.least_steps = arguments.max_steps
     arguments.max_steps += arguments.settle
     return arguments
@@ -818,6 +828,32 @@ class Guard(TrainerCallback):
             note_sizes(Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
 
+def words_of(failure: BaseException | None, words: tuple[str, ...]) -> str | None:
+    """Returns on one line what the first failure in the chain with one of these words said; None when none has."""
+    while failure is not None:
+        if any(word.lower() in str(failure).lower() for word in words):
+            return " ".join(str(failure).split())[:300]
+        failure = failure.__cause__ or failure.__context__
+    return None
+
+
+def known_failure(failure: BaseException, folder: str) -> str | None:
+    """Returns what to do about a full disk (or a limit on files), or a process that is gone; None for others."""
+    full = words_of(failure, ("No space left on device", "File too large", "quota exceeded", "PytorchStreamWriter failed", "file write failed"))
+    gone = words_of(failure, ("Connection closed by peer", "Connection reset by peer"))
+    if full is None and gone is None:
+        return None
+    checkpoint, _ = last_checkpoint(folder)
+    after = f"goes on from {checkpoint}" if checkpoint else "then starts from the beginning, no checkpoint is complete"
+    if full is None:
+        return f"another process of this run ended, its own output says why: {gone}. `bash launch.sh --resume` {after}"
+    place = next((path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists()), Path("/"))
+    return (
+        f"could not write to {folder}: {full}. {shutil.disk_usage(place).free / 2**30:.2f} GiB are free there. Make room, or "
+        f"name another folder (training.output_dir in the spec); `bash launch.sh --resume` {after}"
+    )
+
+
 def note_sizes(folder: Path) -> None:
     """Writes SIZES into a checkpoint: the size of each of its files, by which a cut one is told from a whole one."""
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
@@ -853,41 +889,207 @@ def last_checkpoint(folder: str) -> tuple[str | None, list[str]]:
     return None, passed_over
 
 
-def checkpoint_to_resume(args: SFTConfig, folder: str) -> str | None:
-    """Returns where a resumed run goes on from (None: the beginning), and says so."""
-    checkpoint, passed_over = last_checkpoint(folder)
-    if args.process_index == 0:
-        for sentence in passed_over:
-            print(f"train.py: {sentence}", flush=True)
-        where = f"going on from {checkpoint}" if checkpoint else f"no complete checkpoint in {folder}, starting from the beginning"
-        print(f"train.py: {where}", flush=True)
-    return checkpoint
+def step_of(checkpoint: Path) -> int:
+    """Returns the optimizer steps that a checkpoint has behind it, by its name."""
+    return int(checkpoint.name[11:])
 
 
-def words_of(failure: BaseException | None, words: tuple[str, ...]) -> str | None:
-    """Returns on one line what the first failure in the chain with one of these words said; None when none has."""
-    while failure is not None:
-        if any(word.lower() in str(failure).lower() for word in words):
-            return " ".join(str(failure).split())[:300]
-        failure = failure.__cause__ or failure.__context__
-    return None
+def checkpoint_to_resume(folder: Path) -> Path | None:
+    """Returns where a resumed run goes on from (None: the beginning), and says so.
+
+    What was not written to its end is moved out of the way: the library would take it for the newest when it makes room.
+    """
+    checkpoint, passed_over = last_checkpoint(str(folder))
+    for sentence in passed_over:
+        print(f"train.py: {sentence}", flush=True)
+    where = f"going on from {checkpoint}" if checkpoint else f"no complete checkpoint in {folder}, starting from the beginning"
+    print(f"train.py: {where}", flush=True)
+    newest = step_of(Path(checkpoint)) if checkpoint else -1
+    for cut in sorted(folder.glob("checkpoint-*")):
+        if cut.name[11:].isdigit() and step_of(cut) > newest:
+            aside = folder / f"incomplete-{step_of(cut)}"
+            shutil.rmtree(aside, ignore_errors=True)
+            cut.rename(aside)
+            print(f"train.py: {cut} is now {aside}; nothing needs it any more", flush=True)
+    return Path(checkpoint) if checkpoint else None
 
 
-def known_failure(failure: BaseException, folder: str) -> str | None:
-    """Returns what to do about a full disk (or a limit on files), or a process that is gone; None for others."""
-    full = words_of(failure, ("No space left on device", "File too large", "quota exceeded", "PytorchStreamWriter failed", "file write failed"))
-    gone = words_of(failure, ("Connection closed by peer", "Connection reset by peer"))
-    if full is None and gone is None:
+def digest_of(path: Path) -> str | None:
+    """Returns the SHA-256 of a file; None when it is not there, which reading it says better."""
+    if not path.is_file():
         return None
-    checkpoint, _ = last_checkpoint(folder)
-    after = f"goes on from {checkpoint}" if checkpoint else "then starts from the beginning, no checkpoint is complete"
-    if full is None:
-        return f"another process of this run ended, its own output says why: {gone}. `bash launch.sh --resume` {after}"
-    place = next((path for path in (Path(folder).absolute(), *Path(folder).absolute().parents) if path.exists()), Path("/"))
-    return (
-        f"could not write to {folder}: {full}. {shutil.disk_usage(place).free / 2**30:.2f} GiB are free there. Make room, or "
-        f"name another folder (training.output_dir in the spec); `bash launch.sh --resume` {after}"
-    )
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def what_run_this_is() -> dict[str, Any]:
+    """Returns what a checkpoint must have been trained with to go on from it here; how the work is shared out may change."""
+    return {
+        "task": "sft",
+        "model": MODEL,
+        "method": "qlora",
+        "adapters": json.loads((HERE / "peft_config.json").read_text(encoding="utf-8")),
+        "rows of the training file (SHA-256)": digest_of(Path(TRAIN_FILE)),
+        "tokens of a row": MAX_LENGTH,
+        "packing": PACKING,
+        "samples of a step": MICRO_BATCH_SIZE * GRADIENT_ACCUMULATION_STEPS * WORLD_SIZE,
+        "loss on assistant turns only": ASSISTANT_ONLY_LOSS,
+        "states kept by": "torch",
+        "weights": WEIGHTS_DTYPE,
+        "mixed precision": MIXED_PRECISION,
+        "optimizer": OPTIMIZER,
+        "learning rate": [LEARNING_RATE, LR_SCHEDULER, WARMUP],
+        "weight decay": WEIGHT_DECAY,
+        "seed": SEED,
+    }
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns a clause on each value in which two runs differ."""
+    found = []
+    for name in dict.fromkeys([*before, *now]):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new)
+        elif old != new and "SHA-256" in name:
+            found.append(f"the {name.partition(' (')[0]} are others")
+        elif old != new:
+            found.append(f"{name} was {old!r:.80} and is {new!r:.80}")
+    return found
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    """Returns what run the checkpoints in a folder belong to; None when it does not say."""
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("run"), dict) else None
+
+
+def write_record(folder: Path, run: dict[str, Any], *, finished: int = 0, epoch_steps: int | None = None) -> None:
+    """Writes which run a folder belongs to, how many steps its result has (0: no result), and how many EPOCHS are (None: not known)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"run": run, "finished_steps": finished, "epochs": EPOCHS, "epoch_steps": epoch_steps}
+    partial = folder / f"{RECORD}.partial"
+    partial.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    partial.replace(folder / RECORD)
+
+
+def note_finished(folder: Path, steps: int, *, by_epochs: bool) -> None:
+    """Notes that the result of the run is there, and after how many steps."""
+    record = read_record(folder)
+    if record is not None:
+        write_record(folder, record["run"], finished=steps, epoch_steps=steps if by_epochs else None)
+
+
+def left_behind(folder: Path) -> list[Path]:
+    """Returns what earlier runs left in a folder: checkpoints in their order, then a result."""
+    checkpoints = [path for path in folder.glob("checkpoint-*") if path.name[11:].isdigit()]
+    return sorted(checkpoints, key=step_of) + [path for path in (folder / "final",) if path.exists()]
+
+
+def put_aside(folder: Path, left: list[Path]) -> None:
+    """Moves what earlier runs left into a folder of its own."""
+    aside = next(place for number in range(1, 10**6) if not (place := folder / f"earlier-{number}").exists())
+    aside.mkdir()
+    for path in (*left, folder / RECORD):
+        if path.exists():
+            path.rename(aside / path.name)
+    print(f"train.py: {', '.join(path.name for path in left)} of an earlier run are now in {aside}", flush=True)
+
+
+def decide_start(arguments: argparse.Namespace, folder: Path) -> Path | None:
+    """Returns the checkpoint that the run goes on from (None: the beginning), and notes which run it is.
+
+    Raises:
+        PlanError: When the folder holds what another run left, or when nothing is left to do.
+    """
+    left, record, run = left_behind(folder), read_record(folder), what_run_this_is()
+    anew = "put it aside with `--anew`, or name another folder with `--output-dir` (training.output_dir in the spec)"
+    if not left or not arguments.resume:
+        if left and not arguments.anew:
+            names = ", ".join(path.name for path in left)
+            raise PlanError(f"{folder} holds {names} of an earlier run: go on from there with `--resume`, {anew}")
+        if left:
+            put_aside(folder, left)
+        if arguments.resume:
+            checkpoint_to_resume(folder)
+        write_record(folder, run)
+        return None
+    if record is None:
+        raise PlanError(f"no {RECORD} in {folder} says which run {left[-1].name} belongs to: {anew}")
+    others = differences(record["run"], run)
+    if others:
+        raise PlanError(f"{left[-1]} belongs to another run: {'; '.join(others)}. Go on with what it was written by, {anew}")
+    check_unfinished(arguments, left, record, anew)
+    return checkpoint_to_resume(folder)
+
+
+def check_unfinished(arguments: argparse.Namespace, left: list[Path], record: dict[str, Any], anew: str) -> None:
+    """Raises PlanError when a run that is to go on has made all its steps already."""
+    wanted = arguments.max_steps
+    if wanted < 1:  # the epochs decide, whose steps are known once they were made
+        wanted = record["epoch_steps"] if record["epochs"] == EPOCHS else None
+    made = max((step_of(path) for path in left if path.name != "final"), default=0)
+    if wanted is not None and made > wanted:
+        raise PlanError(f"checkpoint-{made} has more steps behind it than the {wanted} of this run: for a new run {anew}")
+    if left[-1].name == "final" and wanted is not None and wanted <= record["finished_steps"]:
+        raise PlanError(
+            f"this run is finished, {left[-1]} is its result after {record['finished_steps']} steps, and {wanted} are wanted: "
+            f"more steps need a larger `--max-steps` (training.epochs in the spec). For a new run {anew}"
+        )
+
+
+def start_of_run(arguments: argparse.Namespace, args: SFTConfig, folder: str) -> str | None:
+    """Returns the checkpoint that all processes go on from (None: the beginning): the first one looks and decides.
+
+    Raises:
+        SharedError: When that one finds a reason not to start, or when another one does not see what it sees.
+    """
+    if arguments.probe:
+        return last_checkpoint(folder)[0] if arguments.resume else None
+    checkpoint, problem = None, None
+    if args.process_index == 0:
+        try:
+            checkpoint = decide_start(arguments, Path(folder))
+        except PlanError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = known_failure(error, folder) or f"{folder} cannot be used: {error}"
+    if torch.distributed.is_initialized():
+        decided = [(checkpoint, problem)]
+        torch.distributed.broadcast_object_list(decided, src=0)
+        checkpoint, problem = decided[0]
+    if problem is not None:
+        raise SharedError(problem)
+    check_shared(Path(folder), checkpoint)
+    return None if checkpoint is None else str(checkpoint)
+
+
+def check_shared(folder: Path, checkpoint: Path | None) -> None:
+    """Raises SharedError when a process does not see the checkpoint that the first one goes on from, or its note on the run."""
+    if not torch.distributed.is_initialized() or (checkpoint is None and SAVE_STEPS == 0):
+        return
+    unseen = None
+    for _ in range(SHARED_WAIT_SECONDS):  # a network file system may show new files late
+        if checkpoint is None:
+            unseen = None if (folder / RECORD).is_file() else f"{folder / RECORD} is not there"
+        else:
+            cut = what_is_cut(checkpoint)
+            unseen = None if cut is None else f"of {checkpoint}, {cut if checkpoint.is_dir() else 'nothing is there'}"
+        if unseen is None:
+            break
+        time.sleep(1)
+    rank = torch.distributed.get_rank()
+    found: list[tuple[int, str, str | None]] = [(rank, os.uname().nodename, unseen)] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, found[rank])
+    blind = next((report for report in found if report[2] is not None), None)
+    if blind is not None:
+        raise SharedError(
+            f"process {blind[0]} on {blind[1]} does not see what the first process sees ({blind[2]}): all nodes must share the folder of "
+            "checkpoints. Name one that they do with `--output-dir` (training.output_dir in the spec), or make none (training.save_steps: 0)"
+        )
 
 
 def check_adapters(model: Any) -> None:
@@ -941,6 +1143,7 @@ def run(arguments: argparse.Namespace, folder: str, meter: Meter) -> None:
     args = build_arguments(arguments, folder)
     check_world(args)
     meter.start()
+    checkpoint = start_of_run(arguments, args, folder)
     check_host_memory(args)
     set_seed(SEED)
     config = load_config()
@@ -952,13 +1155,15 @@ def run(arguments: argparse.Namespace, folder: str, meter: Meter) -> None:
     trainer.add_callback(Guard(math.inf if arguments.probe or arguments.any_first_loss else guessing))
     if arguments.probe and arguments.resume:
         meter.enter("resume")
-    trainer.train(resume_from_checkpoint=checkpoint_to_resume(args, folder) if arguments.resume else None)
+    trainer.train(resume_from_checkpoint=checkpoint)
     if arguments.probe and arguments.resume:
         return
     meter.enter("save")
     if not arguments.probe:  # its few steps may all be warm-up
         check_adapters(trainer.model)
     save_final(trainer, tokenizer, Path(folder) / "final")
+    if not arguments.probe and args.process_index == 0:
+        note_finished(Path(folder), trainer.state.global_step, by_epochs=args.max_steps < 1)
 
 
 def run_probe(arguments: argparse.Namespace, meter: Meter) -> None:
@@ -1004,7 +1209,8 @@ def main() -> int:
             meter.write_snapshot()  # here, where the failed step still holds what it had
     except PlanError as failure:
         error = {"kind": "exception", "phase": meter.phase, "message": str(failure)}
-        print(f"\ntrain.py: {failure}", file=sys.stderr, flush=True)
+        if not isinstance(failure, SharedError) or os.environ.get("RANK", "0") == "0":
+            print(f"\ntrain.py: {failure}", file=sys.stderr, flush=True)
     except Exception as failure:
         error = {"kind": "exception", "phase": meter.phase, "message": f"{type(failure).__name__}: {failure}"}
         message = known_failure(failure, arguments.output_dir)
