@@ -374,7 +374,7 @@ def _plain_gradients(config: TrainingConfig, counts: ParamCounts, types: Dtypes)
             return [buckets]
     stays = TRAINING if config.gradient_accumulation_steps > 1 else frozenset({Moment.STEP})
     if ddp and config.gradient_as_bucket_view:  # made apart from the buckets in passes that do not reduce
-        stays -= {Moment.STEP}
+        stays = stays - frozenset({Moment.STEP})
     layers = counts.trainable - counts.head - counts.embedding
     upper, last = layers - counts.lowest_layer - counts.below, counts.embedding + counts.below
     kept = " and, while accumulating, through the next forward" if config.gradient_accumulation_steps > 1 else ""
