@@ -98,7 +98,7 @@ def test_a_base_that_is_quantised_as_it_is_cut_trains_like_any_other(tmp_path: P
     assert (text.count(condition), text.count(place)) == (1, 1)
     text = text.replace(condition, "part_of_a_file").replace(place, MOVES_ON_THE_CPU + place)
     script.write_text(text, encoding="utf-8")
-    outcome = launch(tmp_path / "fsdp", tmp_path)
+    outcome = launch(tmp_path / "fsdp", tmp_path, "--anew")
     assert outcome.status == 0, outcome.text[-4000:]
     assert outcome.losses == pytest.approx(at_once, abs=1e-4)
     assert outcome.losses == pytest.approx(alone, rel=0.02)
