@@ -994,10 +994,10 @@ def start_of_run(arguments: argparse.Namespace, args: SFTConfig, folder: str) ->
         SharedError: When that one finds a reason not to start, or when another one does not see what it sees.
     """
     if arguments.probe:
-        checkpoint = last_checkpoint(folder)[0] if arguments.resume else None
-        if checkpoint and args.process_index == 0:
-            print(f"train.py: going on from {checkpoint}", flush=True)
-        return checkpoint
+        probed = last_checkpoint(folder)[0] if arguments.resume else None
+        if probed and args.process_index == 0:
+            print(f"train.py: going on from {probed}", flush=True)
+        return probed
     checkpoint, problem = None, None
     if args.process_index == 0:
         try:
