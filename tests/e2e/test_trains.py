@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from folder import launch, render_folder
+from folder import Outcome, launch, render_folder
 from loader import Loader
 from memc.config import Engine, Method, TrainingConfig
 from planmaker import make_config, make_lora
@@ -52,16 +53,27 @@ SPREADS = {
 FOUR_BIT: dict[str, Any] = {"method": Method.QLORA, "lora": make_lora(rank=8)}
 
 
-def losses_of(config: TrainingConfig, out: Path, small: Path) -> list[float]:
-    """Returns the losses of five steps on rows of unequal length."""
+def trained(config: TrainingConfig, out: Path, small: Path, **run: Any) -> Outcome:
+    """Returns how five steps on rows of unequal length ended."""
     write_rows(out.parent / "rows.jsonl", "chat", count=20, distinct=20)
     folder = compile_folder(
         out, config, model=str(small), train_data="rows.jsonl", output_dir=f"o-{out.name}", max_steps=5, save_steps=0,
-        learning_rate=3e-4,
+        learning_rate=3e-4, **run,
     )  # fmt: skip
     outcome = launch(folder, out.parent)
     assert outcome.status == 0, outcome.text[-4000:]
-    return outcome.losses
+    return outcome
+
+
+def losses_of(config: TrainingConfig, out: Path, small: Path) -> list[float]:
+    """Returns the losses of five steps on rows of unequal length."""
+    return trained(config, out, small).losses
+
+
+def evaluations_of(config: TrainingConfig, out: Path, small: Path) -> list[float]:
+    """Returns the losses of evaluations after two and four of five steps."""
+    outcome = trained(replace(config, eval_batch_size=2), out, small, eval_data="rows.jsonl", eval_steps=2)
+    return [float(loss) for loss in re.findall(r"'eval_loss': '?([0-9.]+)", outcome.text)]
 
 
 def test_one_process_and_two_have_the_same_losses(tmp_path: Path, small: Path) -> None:
@@ -102,6 +114,13 @@ def test_a_base_that_is_quantised_as_it_is_cut_trains_like_any_other(tmp_path: P
     assert outcome.status == 0, outcome.text[-4000:]
     assert outcome.losses == pytest.approx(at_once, abs=1e-4)
     assert outcome.losses == pytest.approx(alone, rel=0.02)
+
+
+def test_a_base_in_four_bits_is_evaluated_alike_on_one_process_and_on_two(tmp_path: Path, small: Path) -> None:
+    alone = evaluations_of(replace(spread(Engine.SINGLE), **FOUR_BIT), tmp_path / "single", small)
+    assert len(alone) >= 2
+    both = evaluations_of(replace(spread(Engine.FSDP), **FOUR_BIT), tmp_path / "fsdp", small)
+    assert both == pytest.approx(alone, rel=0.02)
 
 
 def test_probe_of_random_weights_measures_every_phase(tmp_path: Path, small: Path) -> None:
