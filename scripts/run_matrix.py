@@ -46,13 +46,13 @@ class Tally:
 
 def not_run(ran: set[str]) -> dict[str, str]:
     """Returns by case of the matrix why it did not run: it cannot, another one is the same, or it was left out."""
-    cases, runs_module = import_module("matrix").matrix(), import_module("runs")
+    matrix, runs_module = import_module("matrix"), import_module("runs")
     runs, same = runs_module.distinct_runs()
     reasons = {}
-    for name, config in cases.items():
+    for name, config in matrix.matrix().items():
         if name in ran:
             continue
-        if (reason := runs_module.why_not(config)) is not None:
+        if (reason := runs_module.why_not(config, matrix.kind_of(name))) is not None:
             reasons[name] = reason
         elif name in same:
             reasons[name] = f"the same run as {same[name]}"

@@ -47,8 +47,13 @@ class Run:
         return 4 * 7 if self.model == "small" else 2 * 7 if self.rows == "pictures" else 2 * 6
 
 
-def why_not(config: TrainingConfig) -> str | None:
-    """Returns why a configuration does not train here, most often for want of a GPU; None when it does."""
+def why_not(config: TrainingConfig, kind: str = "") -> str | None:
+    """Returns why a configuration does not train here, most often for want of a GPU; None when it does.
+
+    `kind` is that of a model that reads images.
+    """
+    if kind in ("qwen2_vl", "qwen2_5_vl") and not TORCHVISION:
+        return "its processor needs torchvision, which is not installed"
     places = (config.offload_optimizer, config.offload_param)
     if config.precision is Precision.FP16:
         return (
@@ -83,13 +88,12 @@ def on_two_cores(config: TrainingConfig) -> TrainingConfig:
 
 def all_runs() -> dict[str, Run]:
     """Returns every run by name: the cases of the matrix that can, and the kinds of rows."""
-    cases = {name: config for name, config in matrix().items() if why_not(config) is None}
+    cases = {name: config for name, config in matrix().items() if why_not(config, kind_of(name)) is None}
     rows = {Task.SFT: "chat", Task.PRETRAIN: "text", Task.DPO: "preference", Task.CLASSIFICATION: "class"}
     runs = {}
     for name, config in cases.items():
         kind = kind_of(name) or ("bert" if name.startswith("classes-encoder") else "small")
-        if kind not in ("qwen2_vl", "qwen2_5_vl") or TORCHVISION:
-            runs[name] = Run(on_two_cores(config), "pictures" if kind_of(name) else rows[config.task], kind)
+        runs[name] = Run(on_two_cores(config), "pictures" if kind_of(name) else rows[config.task], kind)
     padded = on_two_cores(make_config(micro_batch_size=2, padding_mask=True, packing=False))
     return runs | {f"rows-{kind}": Run(padded, kind) for kind in ("pair", "text", "parquet")}
 

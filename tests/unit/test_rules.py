@@ -13,6 +13,7 @@ from memc.config import (
     Attention,
     Engine,
     FsdpConfig,
+    LossHead,
     Method,
     Offload,
     Optimizer,
@@ -123,6 +124,11 @@ CASES: dict[str, tuple[TrainingConfig, TrainingConfig, dict[str, Any]]] = {
         replace(make_config(method=Method.LORA), task=Task.CLASSIFICATION),
         {},
     ),
+    "chunked-loss-of-a-model-that-is-its-own-base": (
+        make_config(loss=LossHead.CHUNKED),
+        make_config(loss=LossHead.PLAIN),
+        {"tiled_loss": False},
+    ),
     "quantised-checkpoint-under-qlora": (make_config(method=Method.QLORA), make_config(), {"published": "mxfp4"}),
     "quantised-checkpoint-is-dequantised": (make_config(), make_config(method=Method.QLORA), {"published": "fp8"}),
     "fp8-checkpoint-of-part-blocks": (make_config(), make_config(method=Method.QLORA), {"published": "fp8"}),
@@ -158,6 +164,7 @@ def _model(given: dict[str, Any]) -> ModelFacts:
         make_model(),
         model_type=given.get("model_type", "llama"),
         checkpoint_quantization=given.get("published", ""),
+        tiled_loss=given.get("tiled_loss", True),
     )
     if not given.get("experts"):
         return model

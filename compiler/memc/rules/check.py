@@ -25,6 +25,7 @@ def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[s
     fsdp = config.fsdp
     values = {
         "task": config.task,
+        "loss": config.loss,
         "method": config.method,
         "reference": config.reference,
         "precision": config.precision,
@@ -52,6 +53,7 @@ def facts_of(config: TrainingConfig, model: ModelFacts, gpu: GpuFacts) -> dict[s
         "fsdp_version": fsdp.version if fsdp is not None else None,
         "fsdp_reduces_each_micro_batch": fsdp.reduce_each_micro_batch if fsdp is not None else None,
         "model_type": model.model_type,
+        "tiled_loss": model.tiled_loss,
         "fused_expert_params": experts,
         "checkpoint_quantization": model.checkpoint_quantization or None,
         "linears_in_part_blocks": _linears_in_part_blocks(model),
