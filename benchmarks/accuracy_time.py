@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from differences import quantile
 from memc.clock.estimate import workload_seconds
 from memc.clock.microbatch import micro_batch
 from memc.clock.schedule import waits
@@ -89,15 +90,6 @@ def compare(records: Sequence[dict[str, Any]]) -> tuple[list[Row], Counter[str],
         )
         rows.append(Row(id=text(record.get("id")), group=group, card=case.card, case=case, predicted=seconds))
     return rows, reasons, eligible
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Returns the value below which a share of the values lie, interpolated."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
